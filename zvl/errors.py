@@ -1,0 +1,93 @@
+"""Every error that zvl raises on purpose.
+
+::
+
+    ZvlError
+    ├── RecipeError (ValueError)     a pipeline, recipe or argument that cannot work; raised before the first batch
+    ├── RegistryError (LookupError)  a plugin name that nobody, or more than one package, provides
+    ├── StateError (ValueError)      a checkpoint that cannot be honoured
+    ├── BadData                      a sample whose own bytes are at fault: `on_error` decides what follows
+    ├── OperatorError                an operator failed on a sample; names both, `__cause__` is the reason
+    └── StorageError (OSError)       bytes that could not be fetched; never skipped, or two runs would differ
+
+Messages say what was expected, what was found, where, and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = [
+    "BadData",
+    "OperatorError",
+    "RecipeError",
+    "RegistryError",
+    "StateError",
+    "StorageError",
+    "ZvlError",
+    "isolate",
+]
+
+
+class ZvlError(Exception):
+    """Base of all errors raised by zvl."""
+
+
+class RecipeError(ZvlError, ValueError):
+    """The description of the pipeline cannot work as written."""
+
+
+class RegistryError(ZvlError, LookupError):
+    """A plugin name has no provider, or several."""
+
+
+class StateError(ZvlError, ValueError):
+    """A saved state does not fit this pipeline."""
+
+
+class StorageError(ZvlError, OSError):
+    """Bytes could not be read from where they should be."""
+
+
+class BadData(ZvlError):
+    """The data itself is at fault; a pure function of the sample's bytes.
+
+    `reason` is one short word for counting (``missing``, ``decode``, ``too_long``, ...), `detail` a sentence
+    for people. Raised by operators; the policy `on_error` of the operator decides whether it stops the run.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"{self.reason}: {self.detail}"
+
+
+class OperatorError(ZvlError):
+    """An operator failed on a sample. `operator` and `key` say which."""
+
+    def __init__(self, operator: str, key: str, detail: str) -> None:
+        super().__init__(operator, key, detail)
+        self.operator = operator
+        self.key = key
+        self.detail = detail
+
+    def __str__(self) -> str:
+        return f"operator {self.operator!r} failed on sample {self.key!r}: {self.detail}"
+
+
+@contextmanager
+def isolate(wrap: Callable[[Exception], ZvlError]) -> Iterator[None]:
+    """Turn whatever foreign code raises into one of zvl's errors, keeping the cause.
+
+    This is the only place that catches `Exception`: codecs and operators may raise anything.
+    """
+    try:
+        yield
+    except ZvlError:
+        raise
+    except Exception as error:
+        raise wrap(error) from error
