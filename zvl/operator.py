@@ -151,7 +151,9 @@ class Accumulate(Operator):
 def check_operator_class(operator: object) -> Operator:
     """Return `operator` if it is a well-formed operator, else raise RecipeError that says what to change."""
     if isinstance(operator, type):
-        raise RecipeError(f"expected an operator object, got the class {operator.__name__}: call it with its fields")
+        raise RecipeError(
+            f"expected an operator object, got the class {operator.__name__}: call it with its fields"
+        )
     if not isinstance(operator, Map | FilterMap | FlatMap | RandomMap | Accumulate):
         raise RecipeError(
             f"expected a Map, FilterMap, FlatMap, RandomMap or Accumulate, got {type(operator).__name__}: "

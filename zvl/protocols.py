@@ -121,6 +121,10 @@ class Layout(Protocol):
         """One sample's positions: (n,), or (3, n) for M-RoPE."""
         ...
 
+    def pixel_inputs(self, batch: Mapping[str, Any], device: Any, dtype: Any) -> dict[str, Any]:
+        """The model's keyword arguments for pixels and geometry; normalises on the device. {} without images."""
+        ...
+
 
 class Pointer(NamedTuple):
     """One row to read: indices into the source's datasets and their shards, and the chunk it lies in."""
