@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, KeysView
+from typing import Any, NamedTuple
 
-__all__ = ["Segment"]
+import numpy as np
+
+from zvl.operator import Sample
+
+__all__ = ["Batch", "Segment"]
 
 
 class Segment(NamedTuple):
@@ -15,3 +20,64 @@ class Segment(NamedTuple):
     stop: int
     first_image: int
     last_image: int
+
+
+class SampleKeys(list[list[str]]):
+    """The samples' keys, row by row. A dict's `keys()` must go on working, so calling this gives the field names."""
+
+    def __init__(self, batch: Batch, rows: Iterable[list[str]]) -> None:
+        super().__init__(rows)
+        self._batch = batch
+
+    def __call__(self) -> KeysView[str]:
+        return dict.keys(self._batch)
+
+
+class Batch(dict[str, Any]):
+    """One lane's batch: a dict of torch tensors, with where it comes from as attributes.
+
+    Per row, S = `max_tokens` long: `input_ids` and `labels` int64 (B, S), `segment_ids` int32 (B, S), `position_ids`
+    int64 (B, S) or (3, B, S) for M-RoPE. Over the batch: `cu_seqlens` int32, `pixel_values` uint8
+    (rows, *layout.row_shape), the geometry under the family's own names, `num_loss_tokens` int64 ().
+    Fields of custom pipelines that are no arrays stay as they are.
+    """
+
+    step: int
+    """The global step it belongs to."""
+    lane: int
+    """The lane it comes from."""
+    segments: list[tuple[Segment, ...]]
+    """The samples of each row, and where they lie."""
+    masked: list[tuple[str, ...]]
+    """(key, reason, sha256 of the image's bytes) of each sample whose pixels could not be decoded."""
+    image_rows: list[int]
+    """Rows of `pixel_values` that each image takes, in order."""
+    state: dict[str, Any]
+    """The loader's state after this batch: small JSON for `load_state_dict`."""
+
+    @property
+    def keys(self) -> SampleKeys:  # type: ignore[override]
+        """The `__key__`s of each row's samples: ``batch.keys[0]``; called, ``batch.keys()``, the fields' names."""
+        return SampleKeys(self, ([segment.key for segment in row] for row in self.segments))
+
+    @classmethod
+    def from_sample(cls, sample: Sample, *, step: int, lane: int) -> Batch:
+        """Turn a materialised sample into a batch. Arrays are not copied."""
+        import torch
+
+        batch = cls()
+        for name, value in sample.items():
+            if name in ("__key__", "segments", "masked", "image_rows"):
+                continue
+            batch[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) and _tensorable(value) else value
+        if "labels" in sample:
+            batch["num_loss_tokens"] = torch.tensor(int(np.count_nonzero(sample["labels"] != -100)))
+        batch.step, batch.lane = step, lane
+        batch.segments = sample.get("segments", [])
+        batch.masked = sample.get("masked", [])
+        batch.image_rows = sample.get("image_rows", [])
+        return batch
+
+
+def _tensorable(array: np.ndarray[Any, Any]) -> bool:
+    return array.dtype.kind in "biufc"

@@ -151,15 +151,13 @@ class Accumulate(Operator):
 def check_operator_class(operator: object) -> Operator:
     """Return `operator` if it is a well-formed operator, else raise RecipeError that says what to change."""
     if isinstance(operator, type):
-        raise RecipeError(
-            f"expected an operator object, got the class {operator.__name__}: call it with its fields"
-        )
+        raise RecipeError(f"expected an operator object, got the class {operator.__name__}: call it with its fields")
     if not isinstance(operator, Map | FilterMap | FlatMap | RandomMap | Accumulate):
         raise RecipeError(
             f"expected a Map, FilterMap, FlatMap, RandomMap or Accumulate, got {type(operator).__name__}: "
             "subclass one of them, or use .map(function) or .filter(function)"
         )
-    if not dataclasses.is_dataclass(operator) or not operator.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+    if not dataclasses.is_dataclass(operator) or not operator.__dataclass_params__.frozen:
         raise RecipeError(
             f"operator {type(operator).__name__} is no frozen dataclass: put "
             "@dataclass(frozen=True, kw_only=True) above the class, so that its fields are its whole configuration"

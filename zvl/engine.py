@@ -1,0 +1,237 @@
+"""The scheduler: plans all lanes of a rank, and keeps one ordered window of materialisations for them.
+
+One thread plans (or the consumer itself, with the inline runner). It never blocks on a lane: a chain that waits for
+a future is resumed by the future's callback, so all lanes wait at the same time. Batches leave in (step, lane,
+index) order, whatever finishes first.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from zvl.elements import Dropped, Planned, Waiting
+from zvl.errors import ZvlError, isolate
+from zvl.materialise import Materialiser
+from zvl.operator import Sample
+
+__all__ = ["Delivery", "Engine", "Failure", "LaneFeed", "StepStart"]
+
+
+class Delivery(NamedTuple):
+    """A batch on its way: `future` gives its finished sample."""
+
+    planned: Planned
+    step: int
+    future: Future[Sample]
+
+
+class StepStart(NamedTuple):
+    """A step begins; `has_data` says whether any lane of this rank has a batch for it."""
+
+    step: int
+    has_data: bool
+
+
+class Failure(NamedTuple):
+    """The stream ends here with an error."""
+
+    error: ZvlError
+
+
+class LaneFeed:
+    """One lane's chain and what is planned of it. `given` counts the batches that left it since step 0."""
+
+    def __init__(self, lane: int, stream: Iterator[Planned | Waiting], given: int, clean: Any, delivered: int) -> None:
+        self.lane = lane
+        self.given = given
+        self.planned: deque[Planned | Failure] = deque()
+        self.ended = False
+        self.waiting = False
+        self._stream = stream
+        self._leftover: tuple[Dropped, ...] = ()
+        self._last = clean, delivered
+
+    def advance(self) -> tuple[Future[Any], ...] | None:
+        """Plan until one more batch is planned, the lane ends, or futures must be awaited: those are returned."""
+        try:
+            for element in self._stream:
+                if isinstance(element, Waiting):
+                    if any(future.done() for future in element.futures):
+                        continue
+                    return element.futures
+                if element.blank:
+                    self._leftover = element.dropped
+                    continue
+                self.planned.append(element)
+                return None
+        except ZvlError as error:
+            self.planned.append(Failure(error))
+        self.ended = True
+        return None
+
+    def take(self, blank: Callable[[int], Sample]) -> Planned | Failure | None:
+        """The next planned batch; a blank one if the lane has ended; None if it is not planned yet."""
+        if self.planned:
+            planned = self.planned.popleft()
+            if isinstance(planned, Planned):
+                self._last = planned.clean, planned.delivered
+            return planned
+        if not self.ended:
+            return None
+        dropped, self._leftover = self._leftover, ()
+        clean, delivered = self._last
+        return Planned(blank(self.lane), self.lane, clean, delivered, dropped, blank=True)
+
+    def leftover(self) -> tuple[Dropped, ...]:
+        """Records of drops behind the lane's last batch."""
+        return self._leftover
+
+
+class Engine:
+    """Plans ahead and materialises, in order. `take` gives the next event; `close` ends everything it started."""
+
+    def __init__(
+        self,
+        feeds: Sequence[LaneFeed],
+        materialiser: Materialiser,
+        blank: Callable[[int], Sample],
+        *,
+        window: int,
+        batches_per_step: int,
+        first_step: int,
+        finite: bool,
+        threaded: bool,
+    ) -> None:
+        self._feeds = feeds
+        self._materialiser = materialiser
+        self._blank = blank
+        self._window = window
+        self._ahead = max(1, -(-window // len(feeds)))
+        self._per_step = batches_per_step
+        self._finite = finite
+        self._step, self._turn, self._announced = first_step, 0, False
+        self._in_flight = 0
+        self._ticket = 0
+        self._failed = False
+        self._closing = False
+        self._events: queue.SimpleQueue[LaneFeed | None] = queue.SimpleQueue()
+        self._out: queue.SimpleQueue[Delivery | StepStart | Failure] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        if threaded:
+            self._thread = threading.Thread(target=self._plan, name="zvl-planner", daemon=True)
+            self._thread.start()
+
+    def take(self) -> Delivery | StepStart | Failure:
+        """The next event in order. Blocks until it is planned; a Delivery's pixels may still be in the making."""
+        if self._thread is None:
+            while self._out.empty():
+                if not self._pump():
+                    # Only futures of another thread can be outstanding here, and the inline runner has none.
+                    raise AssertionError("the inline planner has nothing to do and nothing to deliver")
+        event = self._out.get()
+        if isinstance(event, Delivery):
+            if self._thread is None:
+                self._in_flight -= 1
+            else:
+                self._events.put(None)
+        return event
+
+    def leftovers(self) -> Iterator[Dropped]:
+        """After the last step: records of drops that no batch took along."""
+        for feed in self._feeds:
+            yield from feed.leftover()
+
+    def close(self) -> None:
+        """End the planner. The runner is closed by its owner."""
+        self._closing = True
+        self._events.put(None)
+        if self._thread is not None:
+            self._thread.join()
+
+    def _plan(self) -> None:
+        """The planner thread: work while there is any, then sleep until a future or the consumer wakes it."""
+        try:
+            with isolate(lambda error: ZvlError(f"the planner met an unexpected {type(error).__name__}: {error}")):
+                while not self._closing:
+                    while not self._closing and self._pump():
+                        while not self._events.empty():
+                            self._heed(self._events.get())
+                    self._heed(self._events.get())
+        except ZvlError as error:
+            self._out.put(Failure(error))
+
+    def _heed(self, event: LaneFeed | None) -> None:
+        if event is None:
+            self._in_flight -= 1
+        else:
+            event.waiting = False
+
+    def _pump(self) -> bool:
+        """One piece of work; False when there is nothing to do until an event comes."""
+        dispatched = self._dispatch()
+        for feed in self._in_turn():
+            if not (feed.waiting or feed.ended) and len(feed.planned) < self._ahead:
+                self._await(feed, feed.advance())
+                return True
+        return dispatched
+
+    def _in_turn(self) -> Iterator[LaneFeed]:
+        """Lanes, the one whose batch is due first."""
+        yield from self._feeds[self._turn :]
+        yield from self._feeds[: self._turn]
+
+    def _await(self, feed: LaneFeed, futures: tuple[Future[Any], ...] | None) -> None:
+        if futures:
+            feed.waiting = True
+            for future in futures:
+                future.add_done_callback(lambda _: self._events.put(feed))
+
+    def _dispatch(self) -> bool:
+        """Hand planned batches to the materialiser, in order, while the window has room."""
+        dispatched = False
+        while self._in_flight < self._window and not self._failed:
+            if not self._announced:
+                has_data = self._has_data()
+                if has_data is None:
+                    break
+                self._out.put(StepStart(self._step, has_data))
+                self._announced = dispatched = True
+            feed = self._feeds[self._turn]
+            if feed.given >= (self._step + 1) * self._per_step:
+                self._next_turn()
+                continue
+            planned = feed.take(self._blank)
+            if planned is None:
+                break
+            dispatched = True
+            if isinstance(planned, Failure):
+                self._failed = True
+                self._out.put(planned)
+                break
+            feed.given += 1
+            self._send(planned)
+        return dispatched
+
+    def _send(self, planned: Planned) -> None:
+        self._in_flight += 1
+        self._ticket += 1
+        future = self._materialiser.submit(self._ticket, planned.sample)
+        # The compressed images must not outlive their decoding.
+        self._out.put(Delivery(planned._replace(sample={}), self._step, future))
+
+    def _next_turn(self) -> None:
+        self._turn += 1
+        if self._turn == len(self._feeds):
+            self._step, self._turn, self._announced = self._step + 1, 0, False
+
+    def _has_data(self) -> bool | None:
+        """Whether this rank has data for the step that begins; None while that is not known yet."""
+        begun = self._step * self._per_step
+        if not self._finite or any(feed.planned or feed.given > begun for feed in self._feeds):
+            return True
+        return False if all(feed.ended for feed in self._feeds) else None

@@ -1,0 +1,163 @@
+"""One lane: a chain of ordered streams from pointers to planned batches. Plain generators, no threads of their own."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+from zvl.elements import Dropped, Element, Mark, Planned, Waiting
+from zvl.errors import BadData, StateError
+from zvl.hashing import Rng, hash_ints
+from zvl.nodes import Node
+from zvl.operator import Accumulate, Accumulator, Sample
+
+__all__ = ["accumulate", "collect", "parallel"]
+
+
+def parallel(
+    stream: Iterator[Element],
+    run: Callable[[list[Element]], Future[list[Element]]],
+    depth: int,
+    group: int,
+) -> Iterator[Element]:
+    """Pure operators as an ordered window of futures: at most `depth` groups of up to `group` samples in flight."""
+    flights: deque[Future[list[Element]] | Mark | Dropped] = deque()
+    gathered: list[Element] = []
+    running = 0
+
+    def launch() -> None:
+        nonlocal gathered, running
+        if gathered:
+            flights.append(run(gathered))
+            gathered = []
+            running += 1
+
+    def landed() -> Iterator[Element]:
+        """What has arrived at the head of the window."""
+        nonlocal running
+        while flights:
+            head = flights[0]
+            if isinstance(head, Future):
+                if not head.done():
+                    return
+                flights.popleft()
+                running -= 1
+                yield from head.result()
+            else:
+                flights.popleft()
+                yield head
+
+    for element in stream:
+        if isinstance(element, dict):
+            gathered.append(element)
+            if len(gathered) < group:
+                continue
+            launch()
+            while running >= depth:
+                yield from landed()
+                if running >= depth:
+                    yield _wait(flights)
+        elif isinstance(element, Waiting):
+            launch()
+            yield from landed()
+            head = flights[0] if flights else None
+            yield Waiting((head, *element.futures)) if isinstance(head, Future) else element
+        else:
+            launch()
+            flights.append(element)
+    launch()
+    while flights:
+        yield from landed()
+        if flights:
+            yield _wait(flights)
+
+
+def _wait(flights: deque[Future[list[Element]] | Mark | Dropped]) -> Waiting:
+    head = flights[0]
+    assert isinstance(head, Future)  # `landed` has just handed on everything else
+    return Waiting((head,))
+
+
+def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Element]:
+    """An Accumulate in its lane: a fresh accumulator at every mark, emptied before the mark goes on."""
+    operator = node.operator
+    assert isinstance(operator, Accumulate)
+    accumulator: Accumulator | None = None
+    interval = ordinal = 0
+
+    def named(samples: Sequence[Sample]) -> Iterator[Sample]:
+        nonlocal ordinal
+        for sample in samples:
+            if "__key__" not in sample:
+                sample["__key__"] = f"{node.name}:{lane}/{interval}/{ordinal}"
+            ordinal += 1
+            yield sample
+
+    for element in stream:
+        if isinstance(element, dict):
+            assert accumulator is not None  # a lane's stream begins with a mark
+            yield from _pushed(node, accumulator, element, named)
+        elif isinstance(element, Mark):
+            if accumulator is not None:
+                yield from named(_flushed(node, accumulator, f"the end of interval {interval}"))
+            interval, ordinal = element.interval, 0
+            accumulator = operator.start(Rng(hash_ints(node.salt, lane, interval)))
+            yield element
+        else:
+            yield element
+    if accumulator is not None:
+        yield from named(_flushed(node, accumulator, f"the end of lane {lane}"))
+
+
+def _pushed(
+    node: Node, accumulator: Accumulator, sample: Sample, named: Callable[[Sequence[Sample]], Iterator[Sample]]
+) -> Iterator[Element]:
+    key = sample["__key__"]
+    with node.guarding(key):
+        try:
+            ready = list(accumulator.push(sample))
+        except BadData as error:
+            yield node.bad(key, error)
+            return
+    yield from named(ready)
+
+
+def _flushed(node: Node, accumulator: Accumulator, where: str) -> list[Sample]:
+    with node.guarding(where):
+        return list(accumulator.flush())
+
+
+def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned | Waiting]:
+    """The end of a lane's chain: number the batches of each interval, and drop the first `skip`, delivered earlier.
+
+    Records of drops travel with the next batch, so that they are written when it is delivered, once.
+    """
+    clean: Any = None
+    count = 0
+    dropped: list[Dropped] = []
+    for element in stream:
+        if isinstance(element, dict):
+            count += 1
+            if skip:
+                skip -= 1
+                dropped.clear()
+                continue
+            yield Planned(element, lane, clean, count, tuple(dropped))
+            dropped.clear()
+        elif isinstance(element, Dropped):
+            dropped.append(element)
+        elif isinstance(element, Waiting):
+            yield element
+        elif clean is None or not skip:
+            clean, count = element.state, 0
+        else:
+            break
+    if skip:
+        raise StateError(
+            f"lane {lane}: the state says that {skip + count} batches of its interval were delivered, but the interval "
+            f"holds {count}: the data or an operator has changed since the state was saved"
+        )
+    if dropped:
+        yield Planned({}, lane, clean, count, tuple(dropped), blank=True)

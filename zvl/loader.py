@@ -1,0 +1,263 @@
+"""One rank's iterator of batches, with its state."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from zvl.batch import Batch
+from zvl.budget import cpu_budget
+from zvl.checkpoint import LaneState, restore
+from zvl.elements import Element, Planned, Waiting
+from zvl.ends import find_reducer
+from zvl.engine import Delivery, Engine, Failure, LaneFeed, StepStart
+from zvl.errors import RecipeError, StateError
+from zvl.lanes import accumulate, collect, parallel
+from zvl.ledger import Ledger
+from zvl.materialise import Materialiser
+from zvl.nodes import Node, run_nodes
+from zvl.operator import Accumulate
+from zvl.pipeline import Pipeline
+from zvl.protocols import Runner
+from zvl.reader import ReadAhead, read_lane, read_rows
+from zvl.runners import make_runner
+
+__all__ = ["GROUP", "Loader", "own_lanes", "window_size"]
+
+GROUP = 16
+"""Samples a planning task takes at once: a future costs about 18 µs, a small sample 2 to 300."""
+
+PLANNING = 0
+"""Priority number of planning and reading; batches count from 1, so planning goes first."""
+
+READ_AHEAD_BYTES = 64 << 20
+"""Compressed bytes that a rank's lanes read ahead, together."""
+
+
+def own_lanes(lanes: int, dp_rank: int, dp_size: int) -> range:
+    """Rank r of n owns lanes [r * L / n, (r + 1) * L / n).
+
+    >>> own_lanes(8, 1, 4)
+    range(2, 4)
+    """
+    if lanes % dp_size:
+        sizes = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
+        raise RecipeError(f"{lanes} lanes cannot be shared by dp_size={dp_size} ranks: sizes that work are {sizes}")
+    if not 0 <= dp_rank < dp_size:
+        raise RecipeError(f"expected dp_rank in 0..{dp_size - 1} for dp_size={dp_size}, got {dp_rank}")
+    share = lanes // dp_size
+    return range(dp_rank * share, (dp_rank + 1) * share)
+
+
+def window_size(workers: int, prefetch: int | None, splits: bool) -> int:
+    """Batches planned to completion or in the making. Split ones need fewer to keep all workers busy."""
+    if prefetch is not None:
+        if prefetch < 1:
+            raise RecipeError(f"expected prefetch of at least 1 batch, got {prefetch}")
+        return prefetch
+    return max(3, workers + 1) if splits else max(4, 2 * workers)
+
+
+class Loader:
+    """Yields this rank's batches in (step, lane, index) order. An iterator and a context manager.
+
+    - `dp_rank`, `dp_size`: which lanes are this rank's.
+    - `runner`: "threads" or "inline"; `workers`: its size, by default the CPU budget.
+    - `prefetch`: batches finished or in the making ahead of the trainer.
+    - `quarantine`: a JSON-lines file for samples that were dropped or masked.
+    - `max_steps`: the run ends before this global step, counted from 0 over restarts.
+    - `reducer`: for finite mixtures on several ranks: ``reducer(flag) -> bool``, true if any rank's flag is.
+      Without it torch.distributed's default group is used, if it is up and has `dp_size` members.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        dp_rank: int,
+        dp_size: int,
+        runner: str,
+        workers: int | None,
+        prefetch: int | None,
+        quarantine: Path | None,
+        max_steps: int | None,
+        reducer: Callable[[bool], bool] | None,
+    ) -> None:
+        self.pipeline = pipeline
+        self.lanes = own_lanes(pipeline.lanes, dp_rank, dp_size)
+        self._runner_name = runner
+        self._workers = _positive_workers(workers)
+        self._prefetch = prefetch
+        self._max_steps = max_steps
+        self._alone = dp_size == 1
+        self._reduce = find_reducer(pipeline.source.finite, dp_size, max_steps, reducer)
+        self._identity = pipeline.identity()
+        self._states = dict.fromkeys(self.lanes, LaneState())
+        self._step = 0
+        self._ledger = Ledger(quarantine)
+        self._engine: Engine | None = None
+        self._runners: list[Runner] = []
+        self._finished = False
+        self._totals = {"batches": 0, "images": 0, "tokens": 0, "loss_tokens": 0}
+        self._waited = 0.0
+
+    def __enter__(self) -> Loader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        if self._finished:
+            raise StopIteration
+        engine = self._engine or self._start()
+        begun = time.perf_counter()
+        while True:
+            event = engine.take()
+            if isinstance(event, Failure):
+                self.close()
+                raise event.error
+            if isinstance(event, StepStart):
+                if not self._goes_on(event):
+                    self._ledger.drop(engine.leftovers())
+                    self.close()
+                    raise StopIteration
+                continue
+            batch = self._deliver(event)
+            self._waited += time.perf_counter() - begun
+            return batch
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the batch last yielded: small JSON, for `load_state_dict` of a loader on any rank count."""
+        return {
+            **self._identity.to_json(),
+            "state": {str(lane): state.to_json() for lane, state in self._states.items()},
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, accept: str = "") -> None:
+        """Go on behind a saved state: one rank's, or a list of those of all ranks. Before the first batch only.
+
+        ``accept="pixels"`` lets a difference in decoded pixels pass with a warning. Raises StateError.
+        """
+        if self._engine is not None or self._finished:
+            raise StateError("load_state_dict comes before the first batch: make a new loader to go back")
+        names = [node.name for node in self.pipeline.nodes()]
+        accepted = frozenset(accept.split(",")) if accept else frozenset[str]()
+        restored = restore(state, self._identity, names, self.lanes, accepted)
+        self._states, self._step = restored.lanes, restored.step
+
+    def stats(self) -> dict[str, Any]:
+        """Totals since this loader began: batches, images, tokens, seconds waited in `next`, what left the stream."""
+        return {**self._totals, "waited_s": self._waited, "dropped": dict(self._ledger.counts)}
+
+    def close(self) -> None:
+        """End all threads and close all files. Safe to call twice."""
+        self._finished = True
+        if self._engine is not None:
+            self._engine.close()
+        for runner in self._runners:
+            runner.close()
+        self._runners.clear()
+        self._ledger.close()
+
+    def _start(self) -> Engine:
+        import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
+
+        pipeline = self.pipeline
+        threaded = self._runner_name != "inline"
+        runner = make_runner(self._runner_name, self._workers)
+        reads = make_runner("threads" if threaded else "inline", min(32, max(4, len(self.lanes))))
+        self._runners = [runner, reads]
+        nodes, border = pipeline.nodes(), pipeline.border
+        materialiser = Materialiser(nodes[border:], runner)
+        window = window_size(self._workers, self._prefetch, materialiser.splits)
+        ahead = ReadAhead.fit(pipeline.source, len(self.lanes), READ_AHEAD_BYTES)
+        self._engine = Engine(
+            [self._feed(lane, nodes[:border], runner, reads, ahead) for lane in self.lanes],
+            materialiser,
+            pipeline.blank,
+            window=window,
+            batches_per_step=pipeline.batches_per_step,
+            first_step=self._step,
+            finite=pipeline.source.finite,
+            threaded=threaded,
+        )
+        return self._engine
+
+    def _feed(self, lane: int, nodes: Sequence[Node], runner: Runner, reads: Runner, ahead: ReadAhead) -> LaneFeed:
+        """Build a lane's chain from its state on."""
+        pipeline, state = self.pipeline, self._states[lane]
+        cursor = pipeline.source.lane(lane, pipeline.lanes)
+        if state.clean is not None:
+            cursor.seek(state.clean)
+        stream: Iterator[Element] = read_lane(
+            pipeline.source, cursor, pipeline.flush_every, ahead, partial(reads.submit, PLANNING, read_rows)
+        )
+        for segment, parallelism in _segments(nodes, [placed.parallelism for placed in pipeline.operators]):
+            if isinstance(segment[0].operator, Accumulate):
+                stream = accumulate(stream, segment[0], lane)
+            else:
+                depth = max(1, -(-2 * (parallelism or runner.workers) // len(self.lanes)))
+                stream = parallel(stream, partial(_submit, runner, segment), depth, GROUP)
+        planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered)
+        return LaneFeed(lane, planned, state.batches, state.clean, state.delivered)
+
+    def _goes_on(self, event: StepStart) -> bool:
+        if self._max_steps is not None and event.step >= self._max_steps:
+            return False
+        if self._reduce is not None:
+            return self._reduce(event.has_data)
+        return event.has_data or not self._alone
+
+    def _deliver(self, delivery: Delivery) -> Batch:
+        planned = delivery.planned
+        sample = delivery.future.result()
+        batch = Batch.from_sample(sample, step=delivery.step, lane=planned.lane)
+        before = self._states[planned.lane]
+        self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1)
+        self._ledger.drop(planned.dropped)
+        self._ledger.mask("patchify", batch.masked)
+        batch.state = self.state_dict()
+        self._totals["batches"] += 1
+        self._totals["images"] += len(batch.image_rows)
+        self._totals["tokens"] += sum(segment.stop - segment.start for row in batch.segments for segment in row)
+        self._totals["loss_tokens"] += int(batch.get("num_loss_tokens", 0))
+        return batch
+
+
+def _positive_workers(workers: int | None) -> int:
+    if workers is not None and workers < 1:
+        raise RecipeError(f"expected at least 1 worker, got {workers}")
+    return workers or cpu_budget()
+
+
+def _submit(runner: Runner, nodes: Sequence[Node], elements: list[Element]) -> Future[list[Element]]:
+    return runner.submit(PLANNING, run_nodes, nodes, elements)
+
+
+def _segments(
+    nodes: Sequence[Node], parallelism: Sequence[int | None]
+) -> Iterator[tuple[tuple[Node, ...], int | None]]:
+    """Neighbouring pure operators share a task, unless they ask for different parallelism."""
+    start = 0
+    while start < len(nodes):
+        stop, wanted = start + 1, parallelism[start]
+        if not isinstance(nodes[start].operator, Accumulate):
+            while stop < len(nodes) and not isinstance(nodes[stop].operator, Accumulate):
+                other = parallelism[stop]
+                if other is not None and wanted is not None and other != wanted:
+                    break
+                wanted = wanted or other
+                stop += 1
+        yield tuple(nodes[start:stop]), wanted
+        start = stop

@@ -1,0 +1,120 @@
+"""Operators bound to their place in a pipeline, and how a group of samples runs through them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from zvl.elements import Dropped, Element
+from zvl.errors import BadData, OperatorError, ZvlError, isolate
+from zvl.hashing import Rng, hash_ints, hash_text
+from zvl.operator import FilterMap, FlatMap, Map, Operator, RandomMap, Sample
+
+__all__ = ["Node", "run_nodes"]
+
+
+@dataclass(frozen=True)
+class Node:
+    """An operator in its place in a pipeline: `salt` keys its random numbers."""
+
+    operator: Operator
+    name: str
+    salt: int
+
+    @classmethod
+    def bind(cls, operators: Sequence[Operator], seed: int) -> tuple[Node, ...]:
+        """Name each operator; one that occurs again gets ``#2``, ``#3``, so that each has random numbers of its own."""
+        seen: dict[str, int] = {}
+        nodes = []
+        for operator in operators:
+            count = seen[operator.name] = seen.get(operator.name, 0) + 1
+            name = operator.name if count == 1 else f"{operator.name}#{count}"
+            nodes.append(cls(operator, name, hash_ints(seed, hash_text(name))))
+        return tuple(nodes)
+
+    def failed(self, key: str, error: Exception) -> OperatorError:
+        detail = str(error) if isinstance(error, ZvlError) else f"{type(error).__name__}: {error}"
+        return OperatorError(self.name, key, detail)
+
+    @contextmanager
+    def guarding(self, key: str) -> Iterator[None]:
+        """Whatever the operator raises inside becomes an OperatorError that names operator and sample."""
+        try:
+            with isolate(lambda error: self.failed(key, error)):
+                yield
+        except OperatorError:
+            raise
+        except ZvlError as error:
+            raise self.failed(key, error) from error
+
+    def bad(self, key: str, error: BadData) -> Dropped:
+        """Apply the operator's policy to bad data: a record of the drop, or OperatorError."""
+        drops: frozenset[str] = getattr(self.operator, "drops", frozenset())
+        if getattr(self.operator, "on_error", "raise") == "drop" or error.reason in drops:
+            return Dropped(self.name, key, error.reason, error.detail, bad=True)
+        raise self.failed(key, error) from error
+
+
+def run_nodes(nodes: Sequence[Node], elements: list[Element]) -> list[Element]:
+    """Run a group of samples through pure operators; what is dropped leaves its record in its place."""
+    for node in nodes:
+        elements = _run_node(node, elements)
+    return elements
+
+
+def _run_node(node: Node, elements: list[Element]) -> list[Element]:
+    operator = node.operator
+    samples = [element for element in elements if isinstance(element, dict)]
+    if isinstance(operator, Map) and type(operator).many is not Map.many and len(samples) > 1:
+        results = iter(_call_many(node, operator, samples))
+    else:
+        results = iter([_call(node, sample) for sample in samples])
+    output: list[Element] = []
+    for element in elements:
+        if isinstance(element, dict):
+            output.extend(next(results))
+        else:
+            output.append(element)
+    return output
+
+
+def _call_many(node: Node, operator: Map, samples: list[Sample]) -> list[list[Element]]:
+    keys = [sample["__key__"] for sample in samples]
+    with node.guarding(f"{keys[0]} ... {keys[-1]}"):
+        results = operator.many(samples)
+        if len(results) != len(samples):
+            raise ZvlError(f"expected many() to return {len(samples)} results, got {len(results)}")
+    return [_outcome(node, key, result) for key, result in zip(keys, results, strict=True)]
+
+
+def _call(node: Node, sample: Sample) -> list[Element]:
+    """Apply one pure operator to one sample."""
+    operator, key = node.operator, sample["__key__"]
+    result: Any
+    with node.guarding(key):
+        try:
+            if isinstance(operator, RandomMap):
+                result = operator(sample, Rng(hash_ints(node.salt, hash_text(key))))
+            elif isinstance(operator, FlatMap):
+                return [child | {"__key__": f"{key}/{i}"} for i, child in enumerate(operator(sample))]
+            else:
+                result = operator(sample)  # type: ignore[operator]
+        except BadData as error:
+            result = error
+    return _outcome(node, key, result)
+
+
+def _outcome(node: Node, key: str, result: Any) -> list[Element]:
+    """What a result means: a sample, a drop by policy, or an error."""
+    if isinstance(result, dict):
+        return [result if result.get("__key__") == key else result | {"__key__": key}]
+    if isinstance(result, BadData):
+        return [node.bad(key, result)]
+    if isinstance(result, Exception):
+        raise node.failed(key, result) from result
+    if result is None and isinstance(node.operator, FilterMap):
+        return [Dropped(node.name, key, "filtered", "", bad=False)]
+    hint = "return the sample, or make it a FilterMap to drop samples" if result is None else "return a dict"
+    raise node.failed(key, ZvlError(f"expected one sample (a dict), got {type(result).__name__}: {hint}"))

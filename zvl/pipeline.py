@@ -1,0 +1,195 @@
+"""The immutable description of a pipeline: a source, operators in order, and the run's fixed numbers."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zvl import registry
+from zvl.checkpoint import Identity
+from zvl.errors import RecipeError
+from zvl.fingerprint import digest
+from zvl.functions import FunctionFilter, FunctionMap
+from zvl.nodes import Node
+from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, Sample, check_operator_class
+from zvl.protocols import WorkSource
+
+if TYPE_CHECKING:
+    from zvl.loader import Loader
+
+__all__ = ["Pipeline", "Placed", "make_operator"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Placed:
+    """An operator in a pipeline; `parallelism` is how many of its calls may run at once (None: as many as workers)."""
+
+    operator: Operator
+    parallelism: int | None = None
+
+
+class Pipeline:
+    """What determines the data: source, operators, lanes, flush marks and batches per step.
+
+    Every method returns a new pipeline. Any installed operator is a method by its name:
+    ``pipeline.pack(max_tokens=4096)``. Fields may be given by position, in their order.
+
+    `lanes` is the number of logical streams, fixed for a run. `flush_every` is in rows of a lane. A step takes
+    `batches_per_step` batches of every lane.
+    """
+
+    def __init__(
+        self,
+        source: WorkSource,
+        *,
+        lanes: int,
+        flush_every: int = 2048,
+        batches_per_step: int = 1,
+        operators: Sequence[Placed] = (),
+    ) -> None:
+        for name, value in (("lanes", lanes), ("flush_every", flush_every), ("batches_per_step", batches_per_step)):
+            if not isinstance(value, int) or value < 1:
+                raise RecipeError(f"expected {name} to be an integer of at least 1, got {value!r}")
+        self.source = source
+        self.lanes = lanes
+        self.flush_every = flush_every
+        self.batches_per_step = batches_per_step
+        self.operators = tuple(operators)
+
+    def apply(self, operator: Operator, *, parallelism: int | None = None) -> Pipeline:
+        """Append an operator. `parallelism` changes the speed, never the data."""
+        check_operator_class(operator)
+        if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
+            raise RecipeError(f"expected parallelism of at least 1 for {operator.name}, got {parallelism!r}")
+        if parallelism is not None and isinstance(operator, Accumulate):
+            raise RecipeError(f"{operator.name} is an Accumulate and runs in order: leave parallelism out")
+        return Pipeline(
+            self.source,
+            lanes=self.lanes,
+            flush_every=self.flush_every,
+            batches_per_step=self.batches_per_step,
+            operators=(*self.operators, Placed(operator, parallelism)),
+        )
+
+    def map(
+        self, function: Callable[[Sample], Sample], *, version: int = 0, parallelism: int | None = None
+    ) -> Pipeline:
+        """Append `function(sample) -> sample`. Say a new `version` when what it does changes."""
+        return self.apply(FunctionMap(function=function, version=version), parallelism=parallelism)
+
+    def filter(
+        self, function: Callable[[Sample], bool], *, version: int = 0, parallelism: int | None = None
+    ) -> Pipeline:
+        """Keep the samples for which `function(sample)` is true."""
+        return self.apply(FunctionFilter(function=function, version=version), parallelism=parallelism)
+
+    def __getattr__(self, name: str) -> Callable[..., Pipeline]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        if name not in registry.catalogue("operators"):
+            near = difflib.get_close_matches(name, [*registry.catalogue("operators"), *vars(type(self))], n=1)
+            hint = f"; did you mean {near[0]!r}?" if near else ""
+            raise AttributeError(f"no operator is named {name!r}{hint}")
+
+        def method(*args: Any, parallelism: int | None = None, **fields: Any) -> Pipeline:
+            return self.apply(make_operator(name, *args, **fields), parallelism=parallelism)
+
+        return method
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *registry.catalogue("operators")]
+
+    @property
+    def border(self) -> int:
+        """How many operators plan; those behind materialise: Maps that cannot change the number of items."""
+        changing = [i for i, placed in enumerate(self.operators) if isinstance(placed.operator, _CHANGES_COUNT)]
+        return changing[-1] + 1 if changing else 0
+
+    def nodes(self) -> tuple[Node, ...]:
+        """The operators, named and keyed."""
+        return Node.bind([placed.operator for placed in self.operators], self.source.seed)
+
+    def blank(self, lane: int) -> Sample:
+        """The planned batch of a lane that has no data: of the usual shapes, and all padding."""
+        sample: Sample = {}
+        for placed in self.operators[: self.border]:
+            sample = placed.operator.blank(sample)
+        return sample | {"__key__": f"blank:{lane}"}
+
+    def identity(self) -> Identity:
+        """Fingerprints of everything that determines the data, for checkpoints."""
+        operators = [placed.operator for placed in self.operators]
+        pixels = [operator.pixels_fingerprint() for operator in operators if hasattr(operator, "pixels_fingerprint")]
+        return Identity(
+            lanes=self.lanes,
+            batches_per_step=self.batches_per_step,
+            flush_every=self.flush_every,
+            source=digest(self.source.fingerprint(), 16),
+            operators=tuple(digest(operator) for operator in operators),
+            pixels=digest(pixels, 16),
+        )
+
+    def explain(self, *, dp_size: int = 1, workers: int | None = None) -> str:
+        """The plan for people: order, border, parallelism, bytes held, the worst replay, and warnings."""
+        from zvl.explain import explain
+
+        return explain(self, dp_size=dp_size, workers=workers)
+
+    def loader(
+        self,
+        *,
+        dp_rank: int = 0,
+        dp_size: int = 1,
+        runner: str = "threads",
+        workers: int | None = None,
+        prefetch: int | None = None,
+        quarantine: str | Path | None = None,
+        max_steps: int | None = None,
+        reducer: Callable[[bool], bool] | None = None,
+    ) -> Loader:
+        """One rank's batches. Nothing here can change the data; see `zvl.loader.Loader` for each argument."""
+        from zvl.loader import Loader
+
+        return Loader(
+            self,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            runner=runner,
+            workers=workers,
+            prefetch=prefetch,
+            quarantine=None if quarantine is None else Path(quarantine),
+            max_steps=max_steps,
+            reducer=reducer,
+        )
+
+
+_CHANGES_COUNT = Accumulate | FlatMap | FilterMap
+
+
+def make_operator(name: str, *args: Any, **fields: Any) -> Operator:
+    """An installed operator from its fields; positional ones in the order in which the class declares them."""
+    kind = registry.load("operators", name)
+    known = [field.name for field in dataclasses.fields(kind)]
+    if len(args) > len(known):
+        raise RecipeError(f"{name} takes at most {len(known)} fields ({', '.join(known)}), got {len(args)}")
+    given = dict(zip(known, args, strict=False))
+    for field in fields:
+        if field not in known:
+            near = difflib.get_close_matches(field, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(known) or 'none'}"
+            raise RecipeError(f"{name} has no field {field!r}; {hint}")
+        if field in given:
+            raise RecipeError(f"{name} got its field {field!r} twice, by position and by name")
+    required = [f.name for f in dataclasses.fields(kind) if _required(f)]
+    missing = [field for field in required if field not in given and field not in fields]
+    if missing:
+        raise RecipeError(f"{name} needs its field {missing[0]!r}")
+    operator: Operator = kind(**given, **fields)
+    return operator
+
+
+def _required(field: dataclasses.Field[Any]) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING

@@ -1,0 +1,115 @@
+"""The head of a lane: from pointers to samples, chunk by chunk, a little ahead, with the flush marks between."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any
+
+from zvl.elements import Dropped, Element, Mark, Waiting
+from zvl.errors import BadData, OperatorError
+from zvl.operator import Sample
+from zvl.protocols import Dataset, LaneCursor, Pointer, WorkSource
+
+__all__ = ["ReadAhead", "read_lane"]
+
+SubmitRead = Callable[[Dataset, int, Sequence[int]], "Future[list[Sample | BadData]]"]
+
+
+@dataclass(frozen=True)
+class ReadAhead:
+    """How far a lane reads ahead. A chunk larger than `chunk_bytes` is read row by row."""
+
+    rows: int
+    chunk_bytes: int
+
+    @classmethod
+    def fit(cls, source: WorkSource, lanes: int, budget: int) -> ReadAhead:
+        """Share `budget` bytes among the lanes of a rank: between 4 and 64 rows ahead each."""
+        row = max([dataset.row_bytes for dataset in source.datasets], default=1)
+        return cls(rows=max(4, min(64, budget // max(1, lanes * row))), chunk_bytes=max(budget, 1 << 24))
+
+
+def read_lane(
+    source: WorkSource, cursor: LaneCursor, flush_every: int, ahead: ReadAhead, submit: SubmitRead
+) -> Iterator[Element]:
+    """Samples of a lane in curriculum order. A mark stands before every position divisible by `flush_every`."""
+    chunks = _Chunks(source, ahead, submit)
+    queue: deque[tuple[Pointer, _Chunk] | Mark] = deque()
+    exhausted = False
+    while True:
+        while not exhausted and len(queue) <= ahead.rows:
+            if cursor.position % flush_every == 0:
+                queue.append(Mark(cursor.position // flush_every, cursor.state()))
+            pointer = cursor.next()
+            if pointer is None:
+                exhausted = True
+            else:
+                queue.append((pointer, chunks.request(pointer)))
+        if not queue:
+            return
+        head = queue.popleft()
+        if isinstance(head, Mark):
+            yield head
+            continue
+        pointer, chunk = head
+        while not chunk.future.done():
+            yield Waiting((chunk.future,))
+        yield _sample(source, pointer, chunk.take(pointer.row))
+
+
+class _Chunk:
+    """Rows being read, or read and not yet handed out."""
+
+    def __init__(self, first: int, future: Future[list[Sample | BadData]]) -> None:
+        self.first = first
+        self.future = future
+        self._rows: list[Sample | BadData | None] | None = None
+
+    def take(self, row: int) -> Sample | BadData:
+        """Hand out a row and let go of it."""
+        if self._rows is None:
+            self._rows = list(self.future.result())
+        taken = self._rows[row - self.first]
+        assert taken is not None  # a source hands out each row of a chunk once per pass
+        self._rows[row - self.first] = None
+        return taken
+
+
+class _Chunks:
+    """One open chunk per dataset; the reader's queue keeps older ones alive while rows of them are due."""
+
+    def __init__(self, source: WorkSource, ahead: ReadAhead, submit: SubmitRead) -> None:
+        self._datasets = source.datasets
+        self._ahead = ahead
+        self._submit = submit
+        self._open: dict[int, tuple[tuple[int, int, int], _Chunk]] = {}
+
+    def request(self, pointer: Pointer) -> _Chunk:
+        dataset = self._datasets[pointer.dataset]
+        rows = range(pointer.chunk_start, pointer.chunk_stop)
+        if len(rows) * dataset.row_bytes > self._ahead.chunk_bytes:
+            return _Chunk(pointer.row, self._submit(dataset, pointer.shard, [pointer.row]))
+        key = (pointer.shard, pointer.chunk_start, pointer.epoch)
+        opened = self._open.get(pointer.dataset)
+        if opened is None or opened[0] != key:
+            opened = key, _Chunk(pointer.chunk_start, self._submit(dataset, pointer.shard, rows))
+            self._open[pointer.dataset] = opened
+        return opened[1]
+
+
+def _sample(source: WorkSource, pointer: Pointer, row: Sample | BadData) -> Element:
+    name, dataset = source.names[pointer.dataset], source.datasets[pointer.dataset]
+    key = f"{name}/{dataset.shards[pointer.shard]}#{pointer.row}@{pointer.epoch}"
+    if isinstance(row, BadData):
+        if dataset.on_error == "drop":
+            return Dropped("read", key, row.reason, row.detail, bad=True)
+        raise OperatorError("read", key, str(row)) from row
+    return {**row, "__key__": key}
+
+
+def read_rows(dataset: Dataset, shard: int, rows: Sequence[int]) -> list[Any]:
+    """What runs in an I/O thread."""
+    return dataset.read(shard, rows)

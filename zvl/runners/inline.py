@@ -1,0 +1,25 @@
+"""Everything in the caller's thread, at once. The reference that other runners must equal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from zvl.runners._settle import settle
+
+__all__ = ["InlineRunner"]
+
+
+class InlineRunner:
+    """Runs a call when it is submitted. Errors go into the future, as with every runner."""
+
+    workers = 1
+
+    def submit(self, priority: int, call: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        settle(future, call, args)
+        return future
+
+    def close(self) -> None:
+        pass
