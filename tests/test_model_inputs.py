@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -88,7 +89,7 @@ def make_batch(rows: Sequence[Sequence[dict[str, Any]]], length: int) -> dict[st
     batch = {
         "input_ids": np.zeros((len(rows), length), dtype=np.int64),
         "labels": np.full((len(rows), length), -100, dtype=np.int64),
-        "segment_ids": np.zeros((len(rows), length), dtype=np.int64),
+        "segment_ids": np.zeros((len(rows), length), dtype=np.int32),
         "position_ids": np.zeros((3, len(rows), length), dtype=np.int64),
     }
     borders = [0]
@@ -279,10 +280,10 @@ def test_varlen_names_the_borders(rows: str) -> None:
 
 def test_varlen_without_m_rope_leaves_the_borders_out_beside_images() -> None:
     flat = ONE_ROW | {"position_ids": text_positions(ONE_ROW["segment_ids"])}
-    assert "cu_seq_lens_q" not in model_inputs(LAYOUT, flat, isolation="varlen")
+    assert "cu_seq_lens_q" not in model_inputs(OneAxis(), flat, isolation="varlen")
     text = make_batch([TEXT], 20)
     text["position_ids"] = text["position_ids"][0]
-    assert "cu_seq_lens_q" in model_inputs(LAYOUT, text, isolation="varlen")
+    assert "cu_seq_lens_q" in model_inputs(OneAxis(), text, isolation="varlen")
 
 
 def test_flash_attention_leaks_over_rows_given_as_positions(flash_calls: list[str]) -> None:
@@ -319,11 +320,31 @@ def test_a_batch_without_images_has_no_pixels() -> None:
     assert inputs.keys() == {"input_ids", "labels", "position_ids", "use_cache"}
 
 
-def test_positions_of_other_layouts_stay_two_dimensional() -> None:
+@dataclass(frozen=True, kw_only=True)
+class OneAxis(Qwen2_5VL):
+    """A layout without M-RoPE."""
+
+    def position_ids(self, input_ids: Any, plans: Any, image_token_id: int) -> Any:
+        return np.arange(len(input_ids), dtype=np.int64)
+
+
+def test_positions_of_layouts_without_m_rope_stay_two_dimensional() -> None:
+    batch = ONE_ROW | {"position_ids": text_positions(ONE_ROW["segment_ids"])}
+    length = batch["input_ids"].shape[1]
+    assert torch.equal(model_inputs(OneAxis(), batch)["position_ids"], batch["position_ids"])
+    assert model_inputs(OneAxis(), batch, isolation="varlen")["position_ids"].shape == (1, length)
+
+
+def test_text_with_one_axis_is_kept_apart_too() -> None:
     batch = make_batch([TEXT], 20)
     batch["position_ids"] = batch["position_ids"][0]
-    assert model_inputs(LAYOUT, batch)["position_ids"].tolist() == batch["position_ids"].tolist()
-    assert model_inputs(LAYOUT, batch, isolation="varlen")["position_ids"].shape == (1, 20)
+    inputs = model_inputs(LAYOUT, batch, dtype=torch.float64)
+    assert inputs["position_ids"].shape == (4, 1, 20)
+    with torch.no_grad():
+        packed = tiny_model("sdpa")(**inputs).logits[0]
+        for number, sample in enumerate(TEXT):
+            alone = tiny_model("sdpa")(input_ids=torch.from_numpy(sample["input_ids"])[None], use_cache=False)
+            assert float((packed[6 * number : 6 * number + 6] - alone.logits[0]).abs().max()) < BOUND
 
 
 def test_arrays_serve_as_well_as_tensors() -> None:

@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+import numpy as np
+
 from zvl.errors import RecipeError
 from zvl.protocols import Layout
 
@@ -55,7 +57,7 @@ def model_inputs(
     inputs: dict[str, Any] = {
         "input_ids": fields["input_ids"],
         "labels": fields["labels"],
-        "position_ids": _positions(segment_ids, fields["position_ids"]),
+        "position_ids": _positions(layout, segment_ids, fields["position_ids"]),
         "use_cache": False,
     }
     inputs |= layout.pixel_inputs(batch, device, dtype)
@@ -85,13 +87,15 @@ def _tensor(value: Any, device: Any) -> torch.Tensor:
     return tensor if device is None else tensor.to(device)
 
 
-def _positions(segment_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
-    """The batch's positions; text positions before those of M-RoPE."""
+def _positions(layout: Layout, segment_ids: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+    """The batch's positions; for M-RoPE layouts text positions, then those of the axes."""
     import torch
 
-    if position_ids.ndim == 2:
+    axes = layout.position_ids(np.zeros(1, dtype=np.int64), (), -1).shape[:-1]
+    if not axes:
         return position_ids
-    return torch.cat([text_positions(segment_ids)[None], position_ids])
+    # A batch of plain text may come with one axis; the model would not keep its samples apart.
+    return torch.cat([text_positions(segment_ids)[None], position_ids.expand(*axes, *segment_ids.shape)])
 
 
 def _by_positions(
