@@ -1,0 +1,52 @@
+"""Fixtures of all test folders: real assets, fetched once into the cache. What cannot be fetched fails the test."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from zvl.demo.assets import fetch
+from zvl.demo.data import demo_data
+from zvl.demo.tokenizer import qwen_tokenizer as build_tokenizer
+
+CACHE = Path(os.environ.get("ZVL_CACHE") or Path(__file__).parent / ".cache/zvl")
+
+SIGAL = "tests/sample/pictures"
+PHOTOS = {
+    "quokka": ("imgaug", "imgaug/quokka.jpg"),
+    "waterfall": ("sigal", f"{SIGAL}/dir1/test1/11.jpg"),
+    "mountain": ("sigal", f"{SIGAL}/dir1/test3/3.jpg"),
+    "domes": ("sigal", f"{SIGAL}/dir2/KeckObservatory20071020.jpg"),
+    "galaxies": ("sigal", f"{SIGAL}/dir2/Hubble Interacting Galaxy NGC 5257.jpg"),
+    "road": ("sigal", f"{SIGAL}/iptcTest/1.jpg"),
+    "flower": ("sorl-thumbnail", "tests/data/icc_profile_test.jpg"),
+    "street": ("piexif", "tests/images/large.jpg"),
+    "pumpkins": ("filetype", "tests/fixtures/sample.jpg"),
+}
+
+
+@pytest.fixture(scope="session")
+def assets() -> Callable[[str], Path]:
+    """Name of a pinned package (see `zvl.demo.assets.pins`) to its unpacked folder."""
+    return lambda name: fetch(name, CACHE)
+
+
+@pytest.fixture(scope="session")
+def qwen_tokenizer() -> Path:
+    """A folder with Qwen2.5-VL's tokenizer, templates and image settings."""
+    return build_tokenizer(CACHE)
+
+
+@pytest.fixture(scope="session")
+def photos(assets: Callable[[str], Path]) -> dict[str, bytes]:
+    """JPEG files of nine photos, 500 x 450 to 1600 x 1282 pixels, as the packages have them."""
+    return {name: (assets(package) / path).read_bytes() for name, (package, path) in PHOTOS.items()}
+
+
+@pytest.fixture(scope="session")
+def demo_shards() -> Path:
+    """The folder with the demo's tar shards."""
+    return demo_data(cache=CACHE)
