@@ -1,0 +1,239 @@
+"""Index files: where each row of each shard lies, found once and kept.
+
+Two kinds of ``.npz``, in ``$ZVL_CACHE/index`` (else ``.cache/zvl/index`` under the current folder), named by a hash of
+the absolute path: a *table* per shard, with its offsets, and a *summary* per dataset path, with every shard's size,
+version and rows, so that opening reads one small file. Both are written beside their place and renamed into it, hold
+no pickles, and are made anew when a shard's size or time of change differs, or this code's version does.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+import threading
+import zipfile
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from zvl.errors import StorageError
+from zvl.paths import FileState, absolute, relative_names
+from zvl.storage import File, store_for
+
+__all__ = ["Kind", "Shards", "Table", "cache_folder"]
+
+VERSION = 1
+"""Of the layout of index files."""
+
+TABLE_BYTES = 256 * 1024 * 1024
+"""Tables held in memory per dataset; the least recently used go first."""
+
+INDEX_THREADS = 4
+"""Shards indexed at a time: it hides the latency of reading headers; the parsing itself holds the interpreter."""
+
+Ints = npt.NDArray[np.int64]
+Table = Mapping[str, npt.NDArray[Any]]
+"""A shard's arrays. `first` is one of them for every kind: int64, shape (rows + 1,) or (rows,), see the kind."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a format tells about its index: `build` makes (number of rows, arrays) from an open shard."""
+
+    name: str
+    version: int
+    suffixes: tuple[str, ...]
+    build: Callable[[File], tuple[int, dict[str, npt.NDArray[Any]]]]
+
+
+def cache_folder() -> str:
+    """Where index files lie; the folder may not exist yet."""
+    return os.path.join(os.environ.get("ZVL_CACHE") or os.path.join(".cache", "zvl"), "index")
+
+
+class Shards:
+    """The files of a dataset with their indexes. Thread-safe. Pickles as it was opened: it does not list anew.
+
+    `names` are relative to `root` and sorted; `sizes` (bytes), `versions` and `rows` are int64, shape (shards,).
+    """
+
+    def __init__(self, path: str, kind: Kind) -> None:
+        self.kind = kind
+        self.pattern = absolute(path)
+        self._wake()
+        found = self._store.list(path, kind.suffixes)
+        self.root, names = relative_names([file.path for file in found])
+        self.names = tuple(names)
+        self.sizes: Ints = np.array([file.state.size for file in found], np.int64)
+        self.versions: Ints = np.array([file.state.version for file in found], np.int64)
+        self.rows = self._count_rows()
+
+    def path(self, shard: int) -> str:
+        """The shard's full path."""
+        return os.path.join(self.root, self.names[shard])
+
+    def table(self, shard: int) -> Table:
+        """The shard's arrays: from memory, from its index file, or built."""
+        with self._lock:
+            table = self._tables.get(shard)
+            if table is not None:
+                self._tables.move_to_end(shard)
+                return table
+        rows, table = self._load_or_build(shard)
+        if rows != self.rows[shard]:
+            raise StorageError(
+                f"{self.path(shard)} has {rows} rows, its index said {self.rows[shard]}: it changed while in use"
+            )
+        with self._lock:
+            if shard not in self._tables:
+                self._tables[shard] = table
+                self._held += _nbytes(table)
+            while self._held > TABLE_BYTES and len(self._tables) > 1:
+                self._held -= _nbytes(self._tables.popitem(last=False)[1])
+        return table
+
+    @contextmanager
+    def open(self, shard: int) -> Iterator[File]:
+        """The shard's file, after a look that it is still the one that was indexed (one `fstat`)."""
+        with self._store.open(self.path(shard)) as file:
+            self._check(shard, file)
+            yield file
+
+    def close(self) -> None:
+        """Release descriptors and tables; a later read opens anew."""
+        self._store.close()
+        with self._lock:
+            self._tables.clear()
+            self._held = 0
+
+    def fingerprint(self) -> list[list[Any]]:
+        """[name, size in bytes, rows] of each shard."""
+        return [list(shard) for shard in zip(self.names, self.sizes.tolist(), self.rows.tolist(), strict=True)]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._wake()
+
+    def _wake(self) -> None:
+        """What is not pickled: descriptors, a lock, tables in memory."""
+        self._store = store_for(self.pattern)
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[int, Table] = OrderedDict()
+        self._held = 0
+
+    def _check(self, shard: int, file: File) -> None:
+        indexed = FileState(int(self.sizes[shard]), int(self.versions[shard]))
+        if (now := file.state()) != indexed:
+            raise StorageError(
+                f"{file.path} changed while in use: expected {indexed.size} bytes and version {indexed.version} "
+                f"(time of change in ns), found {now.size} and {now.version}; restore it, or open the dataset anew"
+            )
+
+    def _count_rows(self) -> Ints:
+        """Rows of each shard: from the summary where it still fits, else from the shard's own index."""
+        summary = _cache_file(self.pattern, f"{self.kind.name}.summary")
+        known = self._read_summary(summary)
+        states = zip(self.names, self.sizes.tolist(), self.versions.tolist(), strict=True)
+        rows = np.array([known.get(state, -1) for state in states], np.int64)
+        unknown = np.flatnonzero(rows < 0).tolist()
+        if unknown:
+            rows[unknown] = self._index(unknown)
+            names = "\0".join(self.names).encode("utf-8", "surrogateescape")
+            _write(
+                summary,
+                self._stamp(FileState(0, 0), len(rows)),
+                {
+                    "names": np.frombuffer(names, np.uint8),
+                    "sizes": self.sizes,
+                    "versions": self.versions,
+                    "rows": rows,
+                },
+            )
+        return rows
+
+    def _read_summary(self, path: str) -> dict[tuple[str, int, int], int]:
+        saved = _read(path)
+        if saved is None or not np.array_equal(saved["stamp"][:4], self._stamp(FileState(0, 0), 0)[:4]):
+            return {}
+        names = saved["names"].tobytes().decode("utf-8", "surrogateescape").split("\0")
+        states = zip(names, saved["sizes"].tolist(), saved["versions"].tolist(), strict=True)
+        return dict(zip(states, saved["rows"].tolist(), strict=True))
+
+    def _index(self, shards: list[int]) -> list[int]:
+        """Rows of those shards, several at a time. What is done stays done when one of them fails."""
+        with ThreadPoolExecutor(min(INDEX_THREADS, len(shards)), "zvl-index") as pool:
+            tasks = [pool.submit(self._rows_of, shard) for shard in shards]
+            try:
+                return [task.result() for task in tasks]
+            finally:
+                pool.shutdown(cancel_futures=True)
+
+    def _rows_of(self, shard: int) -> int:
+        return self._load_or_build(shard)[0]
+
+    def _load_or_build(self, shard: int) -> tuple[int, Table]:
+        cached = _cache_file(self.path(shard), self.kind.name)
+        stamp = self._stamp(FileState(int(self.sizes[shard]), int(self.versions[shard])), 0)
+        saved = _read(cached)
+        if saved is not None and np.array_equal(saved["stamp"][:4], stamp[:4]):
+            rows = int(saved.pop("stamp")[4])
+            return rows, saved
+        with self.open(shard) as file:
+            rows, table = self.kind.build(file)
+            self._check(shard, file)
+        stamp[4] = rows
+        _write(cached, stamp, table)
+        return rows, table
+
+    def _stamp(self, state: FileState, rows: int) -> Ints:
+        return np.array([VERSION, self.kind.version, state.size, state.version, rows], np.int64)
+
+
+def _cache_file(path: str, kind: str) -> str:
+    digest = hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()
+    return os.path.join(cache_folder(), f"{digest[:32]}.{kind}.npz")
+
+
+def _nbytes(table: Table) -> int:
+    return sum(array.nbytes for array in table.values())
+
+
+def _read(path: str) -> dict[str, npt.NDArray[Any]] | None:
+    """An index file's arrays; None if it is absent or damaged: it is made anew then."""
+    try:
+        with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
+            arrays = {name: saved[name] for name in saved.files}
+    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+        return None
+    stamp = arrays.get("stamp")
+    return arrays if stamp is not None and stamp.shape == (5,) else None
+
+
+def _write(path: str, stamp: Ints, arrays: Table) -> None:
+    """Write beside, then rename: a reader sees the old file, none, or the whole new one."""
+    folder = os.path.dirname(path)
+    try:
+        os.makedirs(folder, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(prefix=".new-", suffix=".npz", dir=folder)
+        try:
+            with os.fdopen(handle, "wb") as file:
+                np.savez(file, stamp=stamp, **dict(arrays))  # type: ignore[arg-type]
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise StorageError(
+            f"cannot write the index file {path}: {error.strerror or error}; "
+            "set ZVL_CACHE to a folder with space that can be written"
+        ) from error
