@@ -1,0 +1,176 @@
+"""Reads the files that Hugging Face saves beside a model: which layout it has, with which settings."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from zvl.errors import RecipeError
+
+__all__ = ["FAMILIES", "Family", "Pretrained", "read_pretrained"]
+
+
+class Pretrained(NamedTuple):
+    """What a saved processor says: the layout's name, its settings, the processor's own chat template."""
+
+    layout: str
+    settings: dict[str, Any]
+    chat_template: str | None
+
+
+class Family(NamedTuple):
+    """How a family's saved settings become its layout's fields."""
+
+    layout: str
+    names: frozenset[str]
+    """processor_class, image_processor_type or model_type; a trailing "Fast" or "Pil" is left out."""
+    settings: Callable[[dict[str, Any]], dict[str, Any]]
+    """Takes (and removes) from the saved settings those that the layout has as fields."""
+
+
+FIXED: Mapping[str, Any] = {
+    "do_resize": True,
+    "do_rescale": True,
+    "do_normalize": True,
+    "do_convert_rgb": True,
+    "do_pad": False,
+    "do_center_crop": False,
+    "rescale_factor": 1 / 255,
+    "data_format": "channels_first",
+    "do_sample_frames": False,
+}
+"""Settings of every image processor that no layout varies, and the value that zvl has for them."""
+
+WITHOUT_EFFECT = frozenset(
+    {
+        "auto_map",
+        "crop_size",
+        "default_to_square",
+        "device",
+        "disable_grouping",
+        "feature_extractor_type",
+        "image_processor_type",
+        "input_data_format",
+        "pad_size",
+        "processor_class",
+        "return_tensors",
+        "video_processor_type",
+    }
+)
+"""Names that say how the processor was saved, not what it does to one still image."""
+
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
+"""Pillow's numbers for filters."""
+
+
+def _qwen(saved: dict[str, Any]) -> dict[str, Any]:
+    names = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std")
+    settings = {name: saved.pop(name) for name in names if name in saved}
+    # Saved as `min_pixels` and `max_pixels` once, as the edges of `size` since; where both stand the former win.
+    size = saved.pop("size", None) or {}
+    bounds = (("min_pixels", "shortest_edge", 56 * 56), ("max_pixels", "longest_edge", 1280 * 28 * 28))
+    for name, edge, default in bounds:
+        settings[name] = saved.pop(name, None) or size.get(edge) or size.get(name) or default
+    if "resample" in saved:
+        settings["resample"] = _filter(saved.pop("resample"))
+    return settings
+
+
+def _filter(number: Any) -> str:
+    if number not in FILTERS:
+        raise RecipeError(f"resample: expected one of {FILTERS}, got {number!r}")
+    return FILTERS[number]
+
+
+FAMILIES = (
+    Family("qwen2_5_vl", frozenset({"Qwen2_5_VLProcessor", "qwen2_5_vl"}), _qwen),
+    Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),
+)
+"""The known families. Names are looked up in order: processor_class, model_type, image_processor_type."""
+
+
+def read_pretrained(path_or_hub_id: str | Path) -> Pretrained:
+    """Read a folder or a hub repository. An unknown family or a setting that cannot be honoured raises RecipeError."""
+    place = str(path_or_hub_id)
+    saved, processor_class, image_type = _saved_settings(place)
+    model_type = (_read_json(place, "config.json") or {}).get("model_type")
+    names = [_plain(name) for name in (processor_class, model_type, image_type) if name]
+    for name in names:
+        for family in FAMILIES:
+            if name in family.names:
+                settings = family.settings(saved)
+                _refuse_rest(saved, family.layout, place)
+                return Pretrained(family.layout, settings, _processor_template(place))
+    known = sorted(name for family in FAMILIES for name in family.names)
+    raise RecipeError(
+        f"{place}: expected a processor of a known family ({', '.join(known)}), got {', '.join(names) or 'none'}; "
+        "name the layout yourself: Processor(layout, tokenizer, ...)"
+    )
+
+
+def _saved_settings(place: str) -> tuple[dict[str, Any], str | None, str | None]:
+    """The image processor's settings, the processor's class and the image processor's."""
+    processor = _read_json(place, "processor_config.json") or {}
+    image = processor.get("image_processor") or _read_json(place, "preprocessor_config.json")
+    if image is None:
+        raise RecipeError(
+            f"{place}: expected preprocessor_config.json or processor_config.json with an image_processor, found "
+            "neither; name the layout yourself: Processor(layout, tokenizer, ...)"
+        )
+    processor_class = processor.get("processor_class") or image.get("processor_class")
+    return dict(image), processor_class, image.get("image_processor_type")
+
+
+def _refuse_rest(saved: Mapping[str, Any], layout: str, place: str) -> None:
+    for name, value in saved.items():
+        if value is None or name in WITHOUT_EFFECT:
+            continue
+        if name not in FIXED:
+            raise RecipeError(f"{place}: layout {layout} cannot honour the setting {name} = {value!r}")
+        expected = FIXED[name]
+        same = abs(value - expected) < 1e-9 if isinstance(expected, float) else value == expected
+        if not same:
+            raise RecipeError(f"{place}: layout {layout} cannot honour {name} = {value!r}; expected {expected!r}")
+
+
+def _plain(name: str) -> str:
+    return name.removesuffix("Fast").removesuffix("Pil")
+
+
+def _processor_template(place: str) -> str | None:
+    """The processor's chat template, which goes before the tokenizer's own (the latter may know no images)."""
+    path = _find(place, "chat_template.jinja")
+    if path is not None:
+        return path.read_text(encoding="utf-8")
+    template = (_read_json(place, "chat_template.json") or {}).get("chat_template")
+    return template if isinstance(template, str) else None
+
+
+def _read_json(place: str, name: str) -> dict[str, Any] | None:
+    path = _find(place, name)
+    if path is None:
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RecipeError(f"{place}: {name} is no JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise RecipeError(f"{place}: {name}: expected a JSON object, got {type(content).__name__}")
+    return content
+
+
+def _find(place: str, name: str) -> Path | None:
+    """A file of the folder or hub repository, fetched if need be; None if it has none of that name."""
+    folder = Path(place).expanduser()
+    if folder.is_dir():
+        path = folder / name
+        return path if path.is_file() else None
+    from transformers.utils.hub import cached_file
+
+    try:
+        found = cached_file(place, name, _raise_exceptions_for_missing_entries=False)
+    except OSError as error:
+        raise RecipeError(f"{place!r} is no folder, and as a hub id it cannot be reached: {error}") from error
+    return None if found is None else Path(found)
