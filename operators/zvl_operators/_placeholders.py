@@ -1,0 +1,94 @@
+"""One image token in the prompt becomes the tokens that its features will fill."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from zvl.errors import BadData, RecipeError
+from zvl.image import Image, ImagePlan
+from zvl.operator import Sample
+from zvl.processor import Processor
+from zvl.protocols import Layout
+
+__all__ = ["check_image_tokens", "expand_ids", "expand_text", "plans_of"]
+
+Ids = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+Span = tuple[int, int]
+
+
+def plans_of(sample: Sample) -> list[ImagePlan]:
+    """The plans of a sample's images; RecipeError if they have not been probed."""
+    plans = []
+    for image in sample.get("images") or []:
+        if not isinstance(image, Image):
+            raise RecipeError(
+                f"tokenizing needs images whose size is known, got {type(image).__name__}: put probe_images before it"
+            )
+        plans.append(image.plan)
+    return plans
+
+
+def check_image_tokens(token: str, found: int, images: int) -> None:
+    """Raise BadData unless a prompt holds one image token an image."""
+    if found < images:
+        raise BadData(
+            "image_count",
+            f"expected {token!r} once for each of {images} images, got it {found} times: "
+            "the chat template does not place every image",
+        )
+    if found > images:
+        raise BadData(
+            "image_count",
+            f"expected {token!r} once for each of {images} images, got it {found} times: the text spells the token "
+            "out, and it would be taken for an image; change the text, or drop the sample",
+        )
+
+
+def expand_ids(processor: Processor, ids: Ids, plans: Sequence[ImagePlan], loss: Mask) -> tuple[Ids, Mask]:
+    """Replace each image token among `ids` by its run of placeholders; these carry no loss. Returns (ids, loss)."""
+    image_token = processor.image_token_id
+    places = np.flatnonzero(ids == image_token)
+    check_image_tokens(processor.layout.image_token, len(places), len(plans))
+    if not len(places):
+        return ids, loss
+    runs = [processor.layout.placeholder(plan) for plan in plans]
+    lengths = np.array([sum(count for _, count in run) for run in runs], dtype=np.int64)
+    repeats = np.ones(len(ids), dtype=np.int64)
+    repeats[places] = lengths
+    is_image = np.repeat(ids == image_token, repeats)
+    expanded = np.repeat(ids, repeats)
+    pieces = [(processor.token_id(token), count) for run in runs for token, count in run]
+    if any(number != image_token for number, _ in pieces):
+        numbers, counts = zip(*pieces, strict=True)
+        expanded[is_image] = np.repeat(np.array(numbers, dtype=np.int64), counts)
+    return expanded, np.repeat(loss, repeats) & ~is_image
+
+
+def expand_text(
+    layout: Layout, text: str, plans: Sequence[ImagePlan], spans: Sequence[Span]
+) -> tuple[str, list[Span], list[Span]]:
+    """Replace each image token in `text`; returns the text, `spans` moved along, and the spans of the images."""
+    pieces = text.split(layout.image_token)
+    check_image_tokens(layout.image_token, len(pieces) - 1, len(plans))
+    before = [0]
+    after = [0]
+    images: list[Span] = []
+    written = [pieces[0]]
+    for piece, plan in zip(pieces[1:], plans, strict=True):
+        begin = after[-1] + len(written[-1])
+        run = "".join(token * count for token, count in layout.placeholder(plan))
+        images.append((begin, begin + len(run)))
+        before.append(before[-1] + len(written[-1]) + len(layout.image_token))
+        after.append(begin + len(run))
+        written += [run, piece]
+    return "".join(written), [(_moved(a, before, after), _moved(b, before, after)) for a, b in spans], images
+
+
+def _moved(place: int, before: Sequence[int], after: Sequence[int]) -> int:
+    """Where a place in the old text lies in the new one; `before` and `after` are where each piece begins."""
+    index = int(np.searchsorted(before, place, side="right")) - 1
+    return after[index] + place - before[index]
