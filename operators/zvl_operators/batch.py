@@ -111,7 +111,8 @@ class BatchAccumulator:
         longest = max(1, *(len(sample["input_ids"]) for sample in samples))
         length = self._batch.pad_to or longest
         rows = [sample if "segments" in sample else to_row(sample, length, pad_id) for sample in samples]
-        rows += [padding_row(rows[0], pad_id)] * (self._size - len(rows))
+        if len(rows) < self._size:
+            rows += [padding_row(rows[0], pad_id)] * (self._size - len(rows))
         return stack_rows(rows)
 
 
@@ -140,8 +141,7 @@ def stack_rows(rows: Sequence[Sample]) -> Sample:
     if len(lengths) > 1:
         raise RecipeError(f"batch: expected rows of one length, got {lengths}: pack all samples, or none of them")
     segments, images = gather([row["segments"] for row in rows], [row["images"] for row in rows])
-    batch = {field: np.stack([row[field] for row in rows]) for field in ("input_ids", "labels", "segment_ids")}
-    batch["position_ids"] = stack_positions([row["position_ids"] for row in rows])
+    batch = {field: stack_tokens([row[field] for row in rows]) for field in TOKEN_FIELDS}
     batch["cu_seqlens"] = cumulative(segments, lengths[0])
     others = stack_columns([{f: v for f, v in row.items() if f not in ROW_FIELDS} for row in rows])
     return batch | {"images": images, "segments": segments} | others
@@ -188,12 +188,17 @@ def cumulative(segments: Sequence[tuple[Segment, ...]], length: int) -> npt.NDAr
     return np.array([*borders, len(segments) * length], dtype=np.int32)
 
 
-def stack_positions(positions: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """(B, S), or (axes, B, S) if any row has axes; rows without have the same position on each."""
-    axes = next((own.shape[:1] for own in positions if own.ndim == 2), ())
+TOKEN_FIELDS = ("input_ids", "labels", "segment_ids", "position_ids")
+
+
+def stack_tokens(arrays: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Arrays (S,) as (B, S); if any is (axes, S) all become (axes, B, S). A single one is not copied."""
+    if len(arrays) == 1:
+        return arrays[0][..., None, :]
+    axes = next((own.shape[:1] for own in arrays if own.ndim == 2), ())
     if axes:
-        positions = [np.broadcast_to(own, axes + own.shape[-1:]) for own in positions]
-    return np.stack(positions, axis=-2)
+        arrays = [np.broadcast_to(own, axes + own.shape[-1:]) for own in arrays]
+    return np.stack(arrays, axis=-2)
 
 
 def stack_columns(samples: Sequence[Sample]) -> Sample:
