@@ -15,8 +15,8 @@ Messages say what was expected, what was found, where, and what to do.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
 
 __all__ = [
     "BadData",
@@ -79,15 +79,23 @@ class OperatorError(ZvlError):
         return f"operator {self.operator!r} failed on sample {self.key!r}: {self.detail}"
 
 
-@contextmanager
-def isolate(wrap: Callable[[Exception], ZvlError]) -> Iterator[None]:
+class isolate:
     """Turn whatever foreign code raises into one of zvl's errors, keeping the cause.
 
-    This is the only place that catches `Exception`: codecs and operators may raise anything.
+    The only place that catches `Exception`: codecs and operators may raise anything. A class and no generator,
+    since it stands on the path of every sample.
     """
-    try:
-        yield
-    except ZvlError:
-        raise
-    except Exception as error:
-        raise wrap(error) from error
+
+    __slots__ = ("_wrap",)
+
+    def __init__(self, wrap: Callable[[Exception], ZvlError]) -> None:
+        self._wrap = wrap
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, ZvlError):
+            raise self._wrap(error) from error

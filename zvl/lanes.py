@@ -98,7 +98,11 @@ def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Ele
     for element in stream:
         if isinstance(element, dict):
             assert accumulator is not None  # a lane's stream begins with a mark
-            yield from _pushed(node, accumulator, element, named)
+            ready = _pushed(node, accumulator, element)
+            if isinstance(ready, Dropped):
+                yield ready
+            elif ready:
+                yield from named(ready)
         elif isinstance(element, Mark):
             if accumulator is not None:
                 yield from named(_flushed(node, accumulator, f"the end of interval {interval}"))
@@ -111,17 +115,14 @@ def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Ele
         yield from named(_flushed(node, accumulator, f"the end of lane {lane}"))
 
 
-def _pushed(
-    node: Node, accumulator: Accumulator, sample: Sample, named: Callable[[Sequence[Sample]], Iterator[Sample]]
-) -> Iterator[Element]:
+def _pushed(node: Node, accumulator: Accumulator, sample: Sample) -> Sequence[Sample] | Dropped:
     key = sample["__key__"]
     with node.guarding(key):
         try:
-            ready = list(accumulator.push(sample))
+            ready = accumulator.push(sample)
+            return ready if isinstance(ready, tuple | list) else list(ready)
         except BadData as error:
-            yield node.bad(key, error)
-            return
-    yield from named(ready)
+            return node.bad(key, error)
 
 
 def _flushed(node: Node, accumulator: Accumulator, where: str) -> list[Sample]:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 from zvl.elements import Dropped, Element
-from zvl.errors import BadData, OperatorError, ZvlError, isolate
+from zvl.errors import BadData, OperatorError, StorageError, ZvlError
 from zvl.hashing import Rng, hash_ints, hash_text
 from zvl.operator import FilterMap, FlatMap, Map, Operator, RandomMap, Sample
 
@@ -38,16 +38,9 @@ class Node:
         detail = str(error) if isinstance(error, ZvlError) else f"{type(error).__name__}: {error}"
         return OperatorError(self.name, key, detail)
 
-    @contextmanager
-    def guarding(self, key: str) -> Iterator[None]:
+    def guarding(self, key: str) -> Guard:
         """Whatever the operator raises inside becomes an OperatorError that names operator and sample."""
-        try:
-            with isolate(lambda error: self.failed(key, error)):
-                yield
-        except OperatorError:
-            raise
-        except ZvlError as error:
-            raise self.failed(key, error) from error
+        return Guard(self, key)
 
     def bad(self, key: str, error: BadData) -> Dropped:
         """Apply the operator's policy to bad data: a record of the drop, or OperatorError."""
@@ -55,6 +48,25 @@ class Node:
         if getattr(self.operator, "on_error", "raise") == "drop" or error.reason in drops:
             return Dropped(self.name, key, error.reason, error.detail, bad=True)
         raise self.failed(key, error) from error
+
+
+class Guard:
+    """See `Node.guarding`. `isolate` with the node's own wording, for zvl's errors too."""
+
+    __slots__ = ("_key", "_node")
+
+    def __init__(self, node: Node, key: str) -> None:
+        self._node = node
+        self._key = key
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, Exception) and not isinstance(error, OperatorError | StorageError):
+            raise self._node.failed(self._key, error) from error
 
 
 def run_nodes(nodes: Sequence[Node], elements: list[Element]) -> list[Element]:

@@ -91,9 +91,20 @@ Resize = Callable[[Pixels, int, int, Filter], Pixels]
 class Layout(Protocol):
     """The image geometry of a model family: a frozen dataclass whose fields are its settings."""
 
-    row_shape: tuple[int, ...]
-    image_token: str
-    expand: Literal["ids", "text"]
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of one row of `pixel_values`."""
+        ...
+
+    @property
+    def image_token(self) -> str:
+        """The text of the token that stands for an image in the rendered chat."""
+        ...
+
+    @property
+    def expand(self) -> Literal["ids", "text"]:
+        """Where `placeholder` is put in: after tokenizing ("ids"), or into the text before it."""
+        ...
 
     def plan(self, width: int, height: int) -> ImagePlan:
         """From the size in pixels (orientation applied) to everything the packer needs."""

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
+from zvl.runners._library_threads import single_threaded
 from zvl.runners._settle import settle
 
 __all__ = ["ThreadRunner"]
@@ -39,8 +40,6 @@ class ThreadRunner:
         return future
 
     def _work(self) -> None:
-        from zvl.runners._library_threads import single_threaded
-
         single_threaded()
         while True:
             _, _, future, call, args = self._calls.get()

@@ -1,0 +1,189 @@
+"""What a pipeline will do, in words and bytes, before it does it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from zvl.budget import cpu_budget
+from zvl.loader import GROUP, READ_AHEAD_BYTES, own_lanes, window_size
+from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, RandomMap, SplitMap
+from zvl.pipeline import Pipeline, Placed
+from zvl.protocols import WorkSource
+from zvl.reader import ReadAhead
+
+__all__ = ["Memory", "explain", "memory"]
+
+REPLAY_SECONDS_PER_ROW = 0.5e-3
+"""What planning one image-text row cost on one core of the machine of docs/decisions; for a first idea only."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Memory:
+    """Bytes that a rank's loader may hold at once."""
+
+    reading: int
+    """Compressed rows of open chunks, and those read ahead."""
+    held: int
+    """Compressed samples in tasks, shuffle buffers and open packs."""
+    batches: int
+    """Pixels and tokens of batches finished or in the making."""
+
+    @property
+    def total(self) -> int:
+        return self.reading + self.held + self.batches
+
+
+def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) -> Memory:
+    """Bound a rank's memory from the datasets' typical row sizes and the operators' fields."""
+    lanes = len(own_lanes(pipeline.lanes, 0, dp_size))
+    workers = workers or cpu_budget()
+    datasets = pipeline.source.datasets
+    row = max((dataset.row_bytes for dataset in datasets), default=0)
+    ahead = ReadAhead.fit(pipeline.source, lanes, READ_AHEAD_BYTES)
+    chunk_rows = getattr(pipeline.source, "chunk_rows", 64)
+    planning = [placed.operator for placed in pipeline.operators[: pipeline.border]]
+    samples = sum(operator.holds() for operator in planning if isinstance(operator, Accumulate))
+    pure = sum(not isinstance(operator, Accumulate) for operator in planning)
+    samples += GROUP * max(1, -(-2 * workers // lanes)) if pure else 0
+    splits = _splits(pipeline)
+    return Memory(
+        reading=lanes * row * (chunk_rows * len(datasets) + ahead.rows),
+        held=lanes * row * samples,
+        batches=_batch_bytes(pipeline) * (window_size(workers, None, splits) + 1),
+    )
+
+
+def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) -> str:
+    """The text of `Pipeline.explain`."""
+    workers = workers or cpu_budget()
+    lanes = len(own_lanes(pipeline.lanes, 0, dp_size))
+    lines = [*_source_lines(pipeline.source)]
+    lines.append(
+        f"lanes   {pipeline.lanes} ({lanes} on each of {dp_size} rank{'s' * (dp_size > 1)}), a flush mark every "
+        f"{pipeline.flush_every:,} rows, {pipeline.batches_per_step} batch of each lane a step"
+    )
+    lines.append("")
+    lines.append("plan: per lane, images stay compressed")
+    lines += [_operator_line(i, placed) for i, placed in enumerate(pipeline.operators[: pipeline.border], 1)]
+    lines.append(f"materialise: one ordered window for all lanes, {workers} workers")
+    behind = pipeline.operators[pipeline.border :]
+    lines += [_operator_line(i, placed) for i, placed in enumerate(behind, pipeline.border + 1)]
+    if not behind:
+        lines.append("  nothing")
+    lines.append("")
+    lines += _memory_lines(pipeline, memory(pipeline, dp_size=dp_size, workers=workers), lanes, workers)
+    lines += [f"warning {text}" for text in _warnings(pipeline)]
+    return "\n".join(lines)
+
+
+def _source_lines(source: WorkSource) -> Iterator[str]:
+    describe = getattr(source, "describe_dataset", None)
+    for place, (name, dataset) in enumerate(zip(source.names, source.datasets, strict=True)):
+        rows = int(dataset.shard_rows.sum())
+        more = f", {describe(place)}" if describe else ""
+        shards = len(dataset.shards)
+        yield f"source  {name}: {rows:,} rows in {shards:,} shard{'s' * (shards != 1)}{more}"
+
+
+def _operator_line(number: int, placed: Placed) -> str:
+    operator = placed.operator
+    if isinstance(operator, Accumulate):
+        how = f"in order, holds up to {operator.holds()} samples" if operator.holds() else "in order"
+    else:
+        how = f"up to {placed.parallelism} at once" if placed.parallelism else "as many at once as workers"
+        if isinstance(operator, SplitMap):
+            how += ", split into images"
+    return f"  {number:2} {operator.name:16} {_kind(operator):10} {how:38} {_fields(operator)}".rstrip()
+
+
+def _kind(operator: Operator) -> str:
+    for kind in (Accumulate, FlatMap, FilterMap, RandomMap):
+        if isinstance(operator, kind):
+            return kind.__name__
+    return "Map"
+
+
+def _fields(operator: Operator) -> str:
+    """Fields that differ from their defaults and read well in one line."""
+    shown = []
+    for field in dataclasses.fields(operator):  # type: ignore[arg-type]
+        value = getattr(operator, field.name)
+        if value != field.default and isinstance(value, int | float | str):
+            shown.append(f"{field.name}={value}")
+    return " ".join(shown)
+
+
+def _memory_lines(pipeline: Pipeline, held: Memory, lanes: int, workers: int) -> Iterator[str]:
+    yield "memory  at most, per rank"
+    yield f"  {_size(held.reading):>9}  compressed rows in open chunks and read ahead, {lanes} lanes"
+    yield f"  {_size(held.held):>9}  compressed samples held by operators, {lanes} lanes"
+    yield f"  {_size(held.batches):>9}  batches finished or in the making"
+    row = max((dataset.row_bytes for dataset in pipeline.source.datasets), default=0)
+    rows = (pipeline.flush_every - 1) * lanes
+    seconds = rows * REPLAY_SECONDS_PER_ROW / workers
+    yield (
+        f"replay  at worst {rows:,} rows ({_size(rows * row)} compressed, about {seconds:.1f} s) planned again after a "
+        "restart; nothing delivered is decoded again"
+    )
+
+
+def _warnings(pipeline: Pipeline) -> Iterator[str]:
+    pixels = ""
+    for place, placed in enumerate(pipeline.operators):
+        operator = placed.operator
+        if pixels and isinstance(operator, Accumulate) and operator.holds():
+            yield (
+                f"{operator.name} holds {operator.holds()} samples a lane behind {pixels}, each with decoded pixels "
+                "(3 to 24 MB an image): decode behind it"
+            )
+        if getattr(operator, "decodes", False) and place < pipeline.border:
+            pixels = operator.name
+        if isinstance(operator, SplitMap) and place < pipeline.border:
+            last = pipeline.operators[pipeline.border - 1].operator.name
+            yield f"{operator.name} runs while planning, since {last} behind it can change the number of items"
+
+
+def _splits(pipeline: Pipeline) -> bool:
+    behind = pipeline.operators[pipeline.border :]
+    return bool(behind) and isinstance(behind[0].operator, SplitMap)
+
+
+def _batch_bytes(pipeline: Pipeline) -> int:
+    """Bytes of a batch: tokens and the most pixel rows that they, or `max_patches`, allow."""
+    tokens: Any = None
+    patches: Any = None
+    layout: Any = None
+    size = 1
+    for placed in pipeline.operators:
+        operator = placed.operator
+        tokens = getattr(operator, "max_tokens", tokens) if isinstance(operator, Accumulate) else tokens
+        patches = getattr(operator, "max_patches", patches)
+        size = getattr(operator, "size", size) if operator.name == "batch" else size
+        layout = getattr(getattr(operator, "processor", None), "layout", layout)
+    if not tokens:
+        return 0
+    token_bytes = 64 * tokens  # ids, labels, three position rows, segments and boundaries
+    if layout is None or not _splits(pipeline):
+        return int(size * token_bytes)
+    plan = layout.plan(1000, 1000)
+    rows = patches or tokens * plan.rows // max(1, plan.tokens)
+    row_bytes = 1
+    for side in layout.row_shape:
+        row_bytes *= side
+    return int(size * (token_bytes + rows * row_bytes))
+
+
+def _size(count: int) -> str:
+    """Bytes for people, in powers of ten.
+
+    >>> _size(1_234_567)
+    '1.2 MB'
+    """
+    amount = float(count)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"
