@@ -127,6 +127,20 @@ def test_a_template_that_trims_content_is_followed_past_the_outline(processor: P
     assert learnt(ChatTemplate(source, {}), chat) == ["b<|im_end|>"]
 
 
+def test_a_template_that_leaves_out_a_text_is_refused() -> None:
+    source = "{% for m in messages %}{{ m.role }}:{% for p in m.content %}{{ p.text }}{% endfor %}|{% endfor %}"
+    template = ChatTemplate(source, {})
+    parts = [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]
+    assert template.render_for(parts, "all").text == "user:hello|"
+    with pytest.raises(BadData) as error:
+        template.render_for([*parts, {"role": "user", "content": "hello"}], "all")
+    assert str(error.value) == (
+        "template: expected every text of the chat in its rendering, got none of str 'hello': the template leaves out "
+        "contents of that form or role (a string where it wants a list of parts, or the reverse)"
+    )
+    assert template.render_for([{"role": "user", "content": ""}], "all").text == "user:|"
+
+
 def test_turns_that_render_otherwise_in_the_whole_are_refused_with_the_place() -> None:
     chat = [
         {"role": "user", "content": "1 + 1?"},

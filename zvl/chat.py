@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from zvl.chat_outline import Outline, Plan, make_plan, marked_chat, outline_of
+from zvl.chat_outline import Outline, Plan, make_plan, mark, marked_chat, outline_of
 from zvl.errors import BadData, RecipeError, isolate
 
 __all__ = ["ChatTemplate", "Rendering", "TrainOn", "check_messages"]
@@ -88,6 +88,7 @@ class ChatTemplate:
         # Compiling and these three are how apply_chat_template prepares a chat; a version that lacks one skips it.
         self._template: Any = hugging_face._compile_jinja_template(source)
         names = ("_normalize_chat_messages", "_plain_template_data", "_alias_reasoning_fields")
+        self._lost = functools.lru_cache(maxsize=1024)(self._lost_in)
         self._plan = functools.lru_cache(maxsize=1024)(self._plan_for)
         self._prepare = [getattr(hugging_face, name) for name in names if hasattr(hugging_face, name)]
 
@@ -106,6 +107,8 @@ class ChatTemplate:
         known = outline_of(messages)
         # Such a chat is plain already.
         chat = messages if known else self._prepared(messages)
+        if known:
+            self._check_nothing_lost(*known)
         if self.marks_loss and train_on != "all":
             text, spans = self._render_marked(chat)
             return Rendering(text, spans[-1:] if train_on == "last" else spans)
@@ -118,6 +121,24 @@ class ChatTemplate:
         else:
             spans = self._turns(chat, text, train_on)
         return Rendering(text, [_without_space(text, span) for span in spans])
+
+    def _check_nothing_lost(self, outline: Outline, texts: Sequence[str]) -> None:
+        """Some templates write only lists of parts, others only strings, and leave the rest out without a word."""
+        lost = [texts[index] for index in self._lost(outline, len(texts)) if texts[index].strip()]
+        if lost:
+            raise BadData(
+                "template",
+                f"expected every text of the chat in its rendering, got none of {_brief(lost[0])}: the template leaves "
+                "out contents of that form or role (a string where it wants a list of parts, or the reverse)",
+            )
+
+    def _lost_in(self, outline: Outline, texts: int) -> tuple[int, ...]:
+        """Indices of the texts that the template leaves out in chats of this outline."""
+        try:
+            text = self._render(marked_chat(outline))
+        except BadData:
+            return ()
+        return tuple(index for index in range(texts) if mark(index) not in text)
 
     def _plan_for(self, outline: Outline, texts: int, train_on: TrainOn) -> Plan | None:
         """The turns of all chats of one outline; None if they cannot be told apart."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from itertools import accumulate, count
 from typing import Any, NamedTuple
 
-__all__ = ["Outline", "Plan", "make_plan", "marked_chat", "outline_of"]
+__all__ = ["Outline", "Plan", "make_plan", "mark", "marked_chat", "outline_of"]
 
 Outline = tuple[tuple[str, tuple[str, ...] | None], ...]
 """(role, kinds of the parts) of each message; None where the content is a plain string."""
@@ -68,9 +68,14 @@ def _is_plain(part: Any) -> bool:
     return (kind == "text" and len(part) == 2 and type(part.get("text")) is str) or (kind == "image" and len(part) == 1)
 
 
+def mark(number: int) -> str:
+    """What stands for the text of that number: characters that Unicode leaves to private use."""
+    return f"\ue000{number}\ue001"
+
+
 def marked_chat(outline: Outline) -> list[dict[str, Any]]:
     """A chat of that outline whose texts are marks, numbered from 0."""
-    marks = (f"\ue000{number}\ue001" for number in count())
+    marks = map(mark, count())
     chat: list[dict[str, Any]] = []
     for role, kinds in outline:
         if kinds is None:
@@ -84,14 +89,14 @@ def marked_chat(outline: Outline) -> list[dict[str, Any]]:
 def make_plan(text: str, texts: int, spans: Sequence[tuple[int, int]]) -> Plan | None:
     """From the rendering of a marked chat and its turns; None unless every mark stands in it once, in order."""
     marks = list(_MARK.finditer(text))
-    if [int(mark[1]) for mark in marks] != list(range(texts)):
+    if [int(found[1]) for found in marks] != list(range(texts)):
         return None
-    stops = [0, *(mark.end() for mark in marks)]
-    starts = [*(mark.start() for mark in marks), len(text)]
+    stops = [0, *(found.end() for found in marks)]
+    starts = [*(found.start() for found in marks), len(text)]
     words = [text[stop:start] for stop, start in zip(stops, starts, strict=True)]
 
     def border(place: int) -> tuple[int, int]:
-        before = [mark for mark in marks if mark.end() <= place]
-        return len(before), place - sum(mark.end() - mark.start() for mark in before)
+        before = [found for found in marks if found.end() <= place]
+        return len(before), place - sum(found.end() - found.start() for found in before)
 
     return Plan(words, [(border(start), border(stop)) for start, stop in spans])

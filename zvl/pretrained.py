@@ -117,7 +117,8 @@ def _saved_settings(place: str) -> tuple[dict[str, Any], str | None, str | None]
     if image is None:
         raise RecipeError(
             f"{place}: expected preprocessor_config.json or processor_config.json with an image_processor, found "
-            "neither; name the layout yourself: Processor(layout, tokenizer, ...)"
+            "neither (offline, a hub id works only if it is cached); name the layout yourself: "
+            "Processor(layout, tokenizer, ...)"
         )
     processor_class = processor.get("processor_class") or image.get("processor_class")
     return dict(image), processor_class, image.get("image_processor_type")
