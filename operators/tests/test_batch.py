@@ -7,11 +7,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zvl
 from zvl import registry
 from zvl.batch import Segment
 from zvl.errors import BadData, RecipeError
 from zvl.hashing import Rng
 from zvl.operator import Sample
+from zvl.testing import check_resume
 from zvl_operators.batch import Batch
 from zvl_operators.pack import Pack
 
@@ -229,3 +231,23 @@ def test_it_is_found_by_its_name_and_says_what_it_holds() -> None:
     assert registry.load("operators", "batch") is Batch
     assert Batch(size=3).name == "batch"
     assert Batch(size=3).holds() == 3
+
+
+def as_tokens(sample: Sample) -> Sample:
+    return tokenized(sample["n"], sample["n"] % 7 + 1) | {"__key__": sample["__key__"]}
+
+
+def test_it_resumes_exactly_from_every_step() -> None:
+    source = zvl.Mixture({"a": zvl.from_rows([{"n": n} for n in range(50)])}, seed=3)
+    check_resume(zvl.Pipeline(source, lanes=2, flush_every=20).map(as_tokens).batch(3), steps=10)
+
+
+@pytest.mark.parametrize("tokens", [True, False])
+def test_every_row_of_a_finite_source_is_in_one_batch_and_done_lanes_yield_blank_ones(tokens: bool) -> None:
+    rows = zvl.from_rows([{"n": n} for n in range(23)])
+    source = zvl.Mixture({"a": rows}, passes={"a": zvl.Once()}, chunk_rows=20, seed=3)
+    pipeline = zvl.Pipeline(source, lanes=2, flush_every=8)
+    pipeline = (pipeline.map(as_tokens) if tokens else pipeline).batch(4)
+    with pipeline.loader(runner="inline") as loader:
+        keys = [key for batch in loader for row in batch.keys for key in row]
+    assert len(keys) == len(set(keys)) == 23

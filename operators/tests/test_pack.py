@@ -2,17 +2,19 @@ from __future__ import annotations
 
 import pickle
 from itertools import combinations
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import zvl
 from zvl import registry
 from zvl.errors import BadData, RecipeError
 from zvl.hashing import Rng
 from zvl.image import Image, ImageInfo, ImagePlan
+from zvl.testing import check_resume
 from zvl_operators._packers import Budget, Item, Knapsack, best_subset, choose_within, images_first, oldest_images
 from zvl_operators.pack import Algorithm, Pack
 
@@ -415,3 +417,14 @@ def test_knapsack_fills_98_5_percent_with_two_budgets(max_tokens: int, slack: fl
     max_patches = int(slack * share * max_tokens)
     items = [item for item in items if item.patches <= max_patches]
     assert fill(Pack(max_tokens=max_tokens, max_patches=max_patches), items) >= 0.985
+
+
+def as_tokens(sample: dict[str, Any]) -> dict[str, Any]:
+    return tokenized(sample["n"], sample["n"] % 29 + 1) | {"__key__": sample["__key__"]}
+
+
+@pytest.mark.parametrize("algorithm", get_args(Algorithm))
+def test_it_resumes_exactly_from_every_step(algorithm: Algorithm) -> None:
+    source = zvl.Mixture({"a": zvl.from_rows([{"n": n} for n in range(90)])}, seed=3)
+    pipeline = zvl.Pipeline(source, lanes=2, flush_every=30).map(as_tokens)
+    check_resume(pipeline.pack(max_tokens=32, lookahead=8, algorithm=algorithm).batch(2), steps=8)

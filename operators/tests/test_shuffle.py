@@ -6,9 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import zvl
 from zvl import registry
 from zvl.errors import RecipeError
 from zvl.hashing import Rng
+from zvl.testing import check_resume
 from zvl_operators.shuffle import Shuffle
 
 
@@ -60,3 +62,8 @@ def test_size_is_checked() -> None:
 def test_it_is_found_by_its_name() -> None:
     assert registry.load("operators", "shuffle") is Shuffle
     assert Shuffle(size=1).name == "shuffle"
+
+
+def test_it_resumes_exactly_from_every_step() -> None:
+    source = zvl.Mixture({"a": zvl.from_rows([{"n": n} for n in range(50)])}, seed=3)
+    check_resume(zvl.Pipeline(source, lanes=2, flush_every=20).shuffle(8).batch(3), steps=10)
