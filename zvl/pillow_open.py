@@ -1,0 +1,68 @@
+"""Pillow's view of a file's header, without what `PIL.Image.open` does beside: global warnings and odd formats.
+
+Only plugins in `PLUGINS` are tried: Pillow has others that start programs (EPS) or take any bytes for an image (TGA).
+The size guard is zvl's own (`zvl.header.probe`), so Pillow's, which warns through a process-wide setting, is left out.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from collections.abc import Callable
+from io import BytesIO
+from typing import TYPE_CHECKING
+
+from zvl.errors import BadData, isolate
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["open_image"]
+
+PLUGINS = (
+    ("jpeg", "JpegImagePlugin", "JpegImageFile"),
+    ("png", "PngImagePlugin", "PngImageFile"),
+    ("webp", "WebPImagePlugin", "WebPImageFile"),
+    ("gif", "GifImagePlugin", "GifImageFile"),
+    ("bmp", "BmpImagePlugin", "BmpImageFile"),
+    ("tiff", "TiffImagePlugin", "TiffImageFile"),
+    ("avif", "AvifImagePlugin", "AvifImageFile"),
+    ("jpeg2000", "Jpeg2KImagePlugin", "Jpeg2KImageFile"),
+    ("ppm", "PpmImagePlugin", "PpmImageFile"),
+    ("qoi", "QoiImagePlugin", "QoiImageFile"),
+    ("ico", "IcoImagePlugin", "IcoImageFile"),
+)
+"""zvl's name of a format, Pillow's module and class. The plain JPEG class reads the first picture of an MPO file."""
+
+Accept = Callable[[bytes], bool | str]
+Opener = tuple[str, "Callable[[BytesIO, str], Image]", Accept]
+
+
+@functools.cache
+def openers() -> tuple[Opener, ...]:
+    """(format, class, test of the first bytes) for every plugin that this Pillow has."""
+    from PIL import Image
+
+    found: list[Opener] = []
+    for name, module, cls in PLUGINS:
+        plugin = getattr(importlib.import_module(f"PIL.{module}"), cls)
+        accept = Image.OPEN.get(plugin.format, (None, None))[1]
+        if accept is not None:
+            found.append((name, plugin, accept))
+    return tuple(found)
+
+
+def open_image(data: bytes) -> tuple[str, Image]:
+    """(format, Pillow image, only its header read). Raises BadData: "format" or "header"."""
+    prefix = data[:16]
+    for name, plugin, accept in openers():
+        verdict = accept(prefix)
+        if isinstance(verdict, str):  # Pillow knows the format but was built without it
+            raise BadData("format", f"this Pillow cannot read the file: {verdict}")
+        if verdict:
+            with isolate(lambda error: BadData("header", f"damaged {name} header: {error}")):  # noqa: B023
+                return name, plugin(BytesIO(data), "")
+    raise BadData(
+        "format",
+        f"expected an image ({', '.join(name for name, *_ in PLUGINS)}), got bytes that begin with {prefix!r}",
+    )
