@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import weakref
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+import pyvips
+from PIL import Image
+
+from zvl.errors import BadData
+from zvl.header import probe
+from zvl.pixels import decode
+from zvl.sample_images import photo, sample_images
+from zvl_codecs.pyvips import PyVips
+
+FILES = {name: data for name, data in sample_images().items() if probe(data).format in PyVips.formats}
+every_file = pytest.mark.parametrize("name", [name for name in FILES if name != "jpeg cmyk"])
+
+
+@every_file
+def test_equals_pillow(name: str) -> None:
+    info = probe(FILES[name])
+    np.testing.assert_array_equal(decode(FILES[name], info, "pyvips"), decode(FILES[name], info, "pillow"))
+
+
+@every_file
+def test_a_file_cut_anywhere_is_bad_data(name: str) -> None:
+    data = FILES[name]
+    info = probe(data)
+    whole = decode(data, info, "pyvips")
+    for tenth in range(1, 10):
+        cut = data[: len(data) * tenth // 10]
+        if tenth > 4 and name in ("png animated", "mpo"):  # the cut may lie behind the first frame
+            try:
+                pixels = decode(cut, info, "pyvips")
+            except BadData:
+                continue
+            np.testing.assert_array_equal(pixels, whole)
+        else:
+            with pytest.raises(BadData, match=r"^decode: codec 'pyvips' on "):
+                decode(cut, info, "pyvips")
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_orientation(kind: str, orientation: int) -> None:
+    out = BytesIO()
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    photo().save(out, kind, exif=exif)
+    info = probe(out.getvalue())
+    assert info.orientation == orientation
+    vips, pillow = (decode(out.getvalue(), info, codec) for codec in ("pyvips", "pillow"))
+    np.testing.assert_array_equal(vips, pillow)
+
+
+def test_cmyk_is_refused_with_a_way_out() -> None:
+    data = FILES["jpeg cmyk"]
+    with pytest.raises(BadData, match=r"mode: expected gray or RGB .* got cmyk uchar: choose codec='auto'"):
+        decode(data, probe(data), "pyvips")
+
+
+def test_leaves_libvips_settings_and_cache_alone() -> None:
+    before = pyvips.concurrency_get(), pyvips.cache_get_max(), pyvips.cache_get_size()
+    for name in FILES:
+        if name != "jpeg cmyk":
+            decode(FILES[name], probe(FILES[name]), "pyvips")
+    assert (pyvips.concurrency_get(), pyvips.cache_get_max(), pyvips.cache_get_size()) == before
+
+
+WATCH = """
+import os, sys, threading
+import pyvips
+from zvl.header import probe
+from zvl.pixels import decode
+
+def workers():
+    names = []
+    for task in os.listdir("/proc/self/task"):
+        try:
+            names.append(open(f"/proc/self/task/{task}/comm").read())
+        except OSError:  # the thread has just ended
+            pass
+    return sum("vips" in name for name in names)
+
+pyvips.concurrency_set(8)
+data = open(sys.argv[1], "rb").read()
+most, done = 0, threading.Event()
+def work():
+    for _ in range(5):
+        if sys.argv[2] == "ours":
+            decode(data, probe(data), "pyvips")
+        else:
+            pyvips.Image.new_from_buffer(data, "", access="sequential").write_to_memory()
+    done.set()
+threading.Thread(target=work).start()
+while not done.is_set():
+    most = max(most, workers())
+print(most)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
+def test_one_image_takes_one_thread(tmp_path: Path) -> None:
+    path = tmp_path / "photo.jpg"
+    photo(2600, 1900).save(path)
+    most = {}
+    for who in ("ours", "libvips"):
+        command = [sys.executable, "-c", WATCH, str(path), who]
+        most[who] = int(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    assert most["ours"] <= 2 < most["libvips"]  # its one worker, and now and then the one before, ending
+
+
+def test_pixels_outlive_everything_else() -> None:
+    pixels = decode(bytes(bytearray(FILES["png"])), probe(FILES["png"]), "pyvips")
+    kept = pixels.copy()
+    gc.collect()
+    for _ in range(20):
+        decode(FILES["jpeg"], probe(FILES["jpeg"]), "pyvips")
+    np.testing.assert_array_equal(pixels, kept)
+    holder = weakref.ref(pixels)
+    del pixels
+    gc.collect()
+    assert holder() is None

@@ -1,0 +1,56 @@
+"""The reference codec: what `PIL.Image.open(file).convert("RGB")` gives, as Hugging Face's processors do it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zvl.errors import BadData, RecipeError
+from zvl.image import ImageInfo
+from zvl.orientation import orient
+from zvl.pillow_open import PLUGINS, open_image
+from zvl.protocols import Pixels
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+__all__ = ["Pillow"]
+
+
+class Pillow:
+    """Every format, by Pillow; the first frame or page. Alpha is dropped, as by `convert("RGB")`.
+
+    Differs from `convert("RGB")` where that clips: of 16-bit gray the high byte is kept, as Pillow itself does with
+    16-bit colour, and 32-bit pixels, whose range nobody knows, are bad data ("mode").
+    """
+
+    formats = frozenset(name for name, *_ in PLUGINS)
+
+    def decode(self, data: bytes, info: ImageInfo) -> Pixels:
+        """RGB uint8 (H, W, 3), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
+        from PIL import ImageFile
+
+        if ImageFile.LOAD_TRUNCATED_IMAGES:
+            raise RecipeError(
+                "expected PIL.ImageFile.LOAD_TRUNCATED_IMAGES to be False, got True: with it, half a picture would "
+                "pass for a whole one; set it back before the first batch"
+            )
+        _, image = open_image(data)
+        image.load()
+        return orient(to_rgb(image), info.orientation)
+
+
+def to_rgb(image: Image) -> Pixels:
+    """The loaded image as an array of its own, uint8 (H, W, 3), not turned."""
+    if image.mode.startswith("I;16"):
+        gray = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.broadcast_to(gray[..., None], (*gray.shape, 3))
+    if image.mode == "I" and image.format == "PPM":  # 16 bits, scaled to 0..65535 by Pillow
+        gray = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.broadcast_to(gray[..., None], (*gray.shape, 3))
+    if image.mode in ("I", "F"):
+        raise BadData("mode", f"expected 8 or 16 bits a channel, got 32 (Pillow's mode {image.mode!r})")
+    # Only the new image's metadata depend on it, and Pillow warns about what it cannot carry over.
+    image.info.pop("transparency", None)
+    return np.array(image if image.mode == "RGB" else image.convert("RGB"))

@@ -1,0 +1,39 @@
+"""JPEG by libjpeg-turbo's own interface: the same library as Pillow's, with fewer copies."""
+
+from __future__ import annotations
+
+import functools
+
+from zvl.image import ImageInfo
+from zvl.orientation import orient
+from zvl.protocols import Pixels
+from zvl_codecs.pillow import Pillow
+
+__all__ = ["TurboJpeg"]
+
+
+class TurboJpeg:
+    """JPEG with one or three components. Pixels equal Pillow's.
+
+    Files that libjpeg-turbo finds fault with, and those in CMYK, are given to the codec `pillow`, whose verdict counts:
+    some cameras write harmless faults (wrong scan parameters, filling between segments), and a warning of that kind
+    would hide that the file is also cut short.
+    """
+
+    formats = frozenset({"jpeg"})
+
+    def decode(self, data: bytes, info: ImageInfo) -> Pixels:
+        """RGB uint8 (H, W, 3), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
+        import simplejpeg
+
+        try:
+            if simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK"):
+                return self._pillow.decode(data, info)
+            pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB")  # strict: any warning is an error
+        except ValueError:
+            return self._pillow.decode(data, info)
+        return orient(pixels, info.orientation)
+
+    @functools.cached_property
+    def _pillow(self) -> Pillow:
+        return Pillow()

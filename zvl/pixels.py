@@ -1,0 +1,146 @@
+"""From a file's bytes to pixels of a given size: the choice of codec, decoding, resizing."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import Any, Literal
+
+import numpy as np
+
+from zvl import registry
+from zvl.canary_images import canary_images
+from zvl.errors import BadData, RecipeError, isolate
+from zvl.header import probe
+from zvl.image import ImageInfo
+from zvl.protocols import Codec, Filter, Pixels
+
+__all__ = ["Backend", "canaries", "codec_for", "decode", "resize"]
+
+Backend = Literal["torch", "pillow"]
+
+AUTO = {"jpeg": "turbojpeg", "png": "pyvips"}
+"""The fastest codec of a format, in every size class; `pillow` for all others. Measured and explained in
+`docs/decisions/2026-11-29-codecs.md`."""
+
+
+def codec_for(info: ImageInfo) -> str:
+    """The codec that `codec="auto"` stands for: a pure function of the header, part of the recipe's fingerprint.
+
+    >>> codec_for(ImageInfo("jpeg", 640, 480))
+    'turbojpeg'
+    """
+    return AUTO.get(info.format, "pillow")
+
+
+@functools.cache
+def codec_named(name: str) -> Codec:
+    """The one instance of a codec in this process. Raises RegistryError for an unknown name."""
+    made: Codec = registry.load("codecs", name)()
+    return made
+
+
+def decode(data: bytes, info: ImageInfo, codec: str = "auto") -> Pixels:
+    """The file's pixels, RGB uint8 (H, W, 3), as a person sees them: exactly `info.size`. Strides are free.
+
+    Raises BadData: "codec" where the codec does not read the format, "size" where the pixels do not have the size of
+    the header, "decode" for everything a library raises.
+    """
+    name = codec_for(info) if codec == "auto" else codec
+    decoder = codec_named(name)
+    if info.format not in decoder.formats:
+        readable = ", ".join(sorted(decoder.formats))
+        raise BadData(
+            "codec", f"the codec {name!r} reads {readable}, got {info.format}: choose codec='auto' or 'pillow'"
+        )
+    with isolate(lambda error: BadData("decode", f"codec {name!r} on {info.format} of {len(data):,} bytes: {error}")):
+        pixels = decoder.decode(data, info)
+    width, height = info.size
+    if pixels.shape != (height, width, 3) or pixels.dtype != np.uint8:
+        raise BadData(
+            "size",
+            f"expected uint8 ({height}, {width}, 3) as the {info.format} header says, "
+            f"got {pixels.dtype} {pixels.shape} from the codec {name!r}",
+        )
+    return pixels
+
+
+def resize(pixels: Pixels, width: int, height: int, filter: Filter, backend: Backend = "torch") -> Pixels:
+    """Pixels of (height, width, 3); `pixels` itself where the size fits already.
+
+    "torch" is the kernel behind Hugging Face's default image processors: antialiased, uint8 throughout; what comes back
+    is planar in memory. "pillow" is that of their Pillow backend.
+    """
+    if pixels.shape[:2] == (height, width):
+        return pixels
+    if backend == "torch":
+        return resize_torch(pixels, width, height, filter)
+    if backend == "pillow":
+        return resize_pillow(pixels, width, height, filter)
+    raise RecipeError(f"expected the resize backend 'torch' or 'pillow', got {backend!r}")
+
+
+def resize_torch(pixels: Pixels, width: int, height: int, filter: Filter) -> Pixels:
+    """PyTorch's uint8 kernel. Row-major memory (channels last) is its fastest input: it skips a pass."""
+    import torch
+
+    if filter == "nearest":
+        options: dict[str, Any] = {"mode": "nearest-exact"}
+    else:
+        options = {"mode": filter, "antialias": True, "align_corners": False}
+    planes = torch.from_numpy(readable(pixels)).permute(2, 0, 1).unsqueeze(0)
+    try:
+        with torch.inference_mode():
+            resized = torch.nn.functional.interpolate(planes, size=(height, width), **options)
+    except NotImplementedError as error:  # older PyTorch: no "lanczos"
+        raise RecipeError(
+            f"this PyTorch ({torch.__version__}) has no {filter} kernel: take a newer one, or resize='pillow'"
+        ) from error
+    result: Pixels = resized[0].permute(1, 2, 0).numpy()
+    return result
+
+
+def readable(pixels: Pixels) -> Pixels:
+    """`pixels` in memory that PyTorch takes as it is: writeable, rows and columns in their own order."""
+    rows, columns, channels = pixels.strides
+    if pixels.flags.writeable and rows > columns >= 3 and channels == 1:
+        return pixels
+    return pixels.copy(order="C")
+
+
+def resize_pillow(pixels: Pixels, width: int, height: int, filter: Filter) -> Pixels:
+    """Pillow's kernel."""
+    from PIL import Image
+
+    image = Image.fromarray(pixels if pixels.flags.c_contiguous else pixels.copy(order="C"))
+    return np.asarray(image.resize((width, height), Image.Resampling[filter.upper()]))
+
+
+FILTERS: tuple[Filter, ...] = ("nearest", "bilinear", "bicubic", "lanczos")
+
+
+def canaries(codec: str = "auto", backend: Backend = "torch") -> str:
+    """SHA-256 of what this machine's libraries make of a few small pictures: the fingerprint of pixels.
+
+    Machines that agree here decode and resize alike as far as can be told in some milliseconds. Pictures that a codec
+    chosen by name does not read are left out.
+    """
+    digest = hashlib.sha256()
+    for name, data in canary_images().items():
+        info = probe(data)
+        if codec != "auto" and info.format not in codec_named(codec).formats:
+            continue
+        pixels = decode(data, info, codec)
+        digest.update(name.encode() + pixels.tobytes())
+        for filter in FILTERS:
+            for width, height in ((40, 28), (90, 80)):
+                digest.update(canary_resized(pixels, width, height, filter, backend))
+    return digest.hexdigest()
+
+
+def canary_resized(pixels: Pixels, width: int, height: int, filter: Filter, backend: Backend) -> bytes:
+    """The resized pixels' bytes; none for a filter that this machine's PyTorch does not have."""
+    try:
+        return resize(pixels, width, height, filter, backend).tobytes()
+    except RecipeError:
+        return b""
