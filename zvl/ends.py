@@ -1,13 +1,13 @@
-"""When a finite run ends: after the last step in which any lane of any rank has data."""
+"""What the ranks of a run agree on: the pixels they make, and the last step of a finite run."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable
 
-from zvl.errors import RecipeError
+from zvl.errors import RecipeError, StateError
 
-__all__ = ["find_reducer"]
+__all__ = ["compare_pixels", "find_reducer"]
 
 Reducer = Callable[[bool], bool]
 
@@ -22,21 +22,47 @@ def find_reducer(finite: bool, dp_size: int, max_steps: int | None, reducer: Red
         return None
     if reducer is not None:
         return reducer
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        if distributed.get_world_size() == dp_size:
-            return _all_reduce
-        if max_steps is None:
-            raise RecipeError(
-                f"the mixture is finite and torch.distributed has {distributed.get_world_size()} ranks, "
-                f"dp_size is {dp_size}: pass reducer=, a function that ORs a flag over the data-parallel group"
-            )
+    ranks = _world_size()
+    if ranks == dp_size:
+        return _all_reduce
+    if max_steps is None and ranks:
+        raise RecipeError(
+            f"the mixture is finite and torch.distributed has {ranks} ranks, "
+            f"dp_size is {dp_size}: pass reducer=, a function that ORs a flag over the data-parallel group"
+        )
     if max_steps is None:
         raise RecipeError(
             f"the mixture is finite and dp_size is {dp_size}, but nothing tells the ranks when the last is done: "
             "initialise torch.distributed first, pass reducer=, or set max_steps="
         )
     return None
+
+
+def compare_pixels(fingerprint: str, dp_rank: int, dp_size: int) -> None:
+    """Refuse to start where ranks decode test images to different pixels; one small gather.
+
+    Only where torch.distributed has exactly the ranks of this run: elsewhere nobody can be asked.
+    """
+    if dp_size == 1 or _world_size() != dp_size:
+        return
+    import torch.distributed as distributed
+
+    found: list[str | None] = [None] * dp_size
+    distributed.all_gather_object(found, fingerprint)
+    other = next((rank for rank, theirs in enumerate(found) if theirs != fingerprint), None)
+    if other is not None:
+        raise StateError(
+            f"ranks {dp_rank} and {other} decode the same test images to other pixels: "
+            "install the same image libraries on both machines"
+        )
+
+
+def _world_size() -> int:
+    """Ranks of torch.distributed's default group; 0 while it is not up."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 0
+    return int(distributed.get_world_size())
 
 
 def _all_reduce(flag: bool) -> bool:

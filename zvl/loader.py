@@ -14,7 +14,7 @@ from zvl.batch import Batch
 from zvl.budget import cpu_budget
 from zvl.checkpoint import LaneState, restore
 from zvl.elements import Element, Planned, Waiting
-from zvl.ends import find_reducer
+from zvl.ends import compare_pixels, find_reducer
 from zvl.engine import Delivery, Engine, Failure, LaneFeed, StepStart
 from zvl.errors import RecipeError, StateError
 from zvl.lanes import accumulate, collect, parallel
@@ -94,7 +94,7 @@ class Loader:
         self._workers = _positive_workers(workers)
         self._prefetch = prefetch
         self._max_steps = max_steps
-        self._alone = dp_size == 1
+        self._dp = dp_rank, dp_size
         self._reduce = find_reducer(pipeline.source.finite, dp_size, max_steps, reducer)
         self._identity = pipeline.identity()
         self._states = dict.fromkeys(self.lanes, LaneState())
@@ -173,6 +173,7 @@ class Loader:
     def _start(self) -> Engine:
         import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
 
+        compare_pixels(self._identity.pixels, *self._dp)
         pipeline = self.pipeline
         threaded = self._runner_name != "inline"
         runner = make_runner(self._runner_name, self._workers)
@@ -217,7 +218,7 @@ class Loader:
             return False
         if self._reduce is not None:
             return self._reduce(event.has_data)
-        return event.has_data or not self._alone
+        return event.has_data or self._dp[1] > 1
 
     def _deliver(self, delivery: Delivery) -> Batch:
         planned = delivery.planned

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zvl.image import Image
 from zvl.operator import Map, Sample
+from zvl.pixels import canaries
 from zvl.protocols import Filter, Pixels
 from zvl_operators._pixels import check_codec, decode, probed, resizer
 
@@ -37,6 +38,10 @@ class DecodeImages(Map):
 
     def __post_init__(self) -> None:
         check_codec(self.codec)
+
+    def pixels_fingerprint(self) -> str:
+        """A hash of what this machine's codec and resize make of a few test images."""
+        return canaries(self.codec, self.processor.resize if self.processor else "torch")
 
     def __call__(self, sample: Sample) -> Sample:
         key = sample.get("__key__", "")

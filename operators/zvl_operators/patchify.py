@@ -14,6 +14,7 @@ from zvl.batch import Segment
 from zvl.errors import BadData, RecipeError
 from zvl.image import Image
 from zvl.operator import Map, Operator, RandomMap, Sample, SplitMap
+from zvl.pixels import canaries
 from zvl.protocols import Filter, Pixels
 from zvl_operators._pixels import apply_pixel_operators, check_codec, check_pixel_operators, decode, probed, resizer
 
@@ -81,6 +82,10 @@ class Patchify(SplitMap):
         check_codec(self.codec)
         operators: Sequence[Operator] = self.pixels
         object.__setattr__(self, "pixels", check_pixel_operators(operators))
+
+    def pixels_fingerprint(self) -> str:
+        """A hash of what this machine's codec and resize make of a few test images."""
+        return canaries(self.codec, self.processor.resize)
 
     def begin(self, sample: Sample) -> tuple[Work, Sequence[Part]]:
         """Allocate `pixel_values`; one part an image."""
