@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import pickle
-from itertools import combinations
 from typing import Any, get_args
 
 import numpy as np
@@ -15,7 +14,7 @@ from zvl.errors import BadData, RecipeError
 from zvl.hashing import Rng
 from zvl.image import Image, ImageInfo, ImagePlan
 from zvl.testing import check_resume
-from zvl_operators._packers import Budget, Item, Knapsack, best_subset, choose_within, images_first, oldest_images
+from zvl_operators._packers import Item
 from zvl_operators.pack import Algorithm, Pack
 
 WHOLE: tuple[Algorithm, ...] = ("knapsack", "first_fit", "best_fit")
@@ -144,51 +143,6 @@ def test_knapsack_waits_until_a_row_can_be_filled_even_with_very_short_samples()
     samples = [tokenized(i, 2) for i in range(400)]
     rows = run(Pack(max_tokens=100, lookahead=8), samples)
     assert [len(row["segments"]) for row in rows] == [50] * 8
-
-
-@given(sizes=st.lists(st.integers(1, 30), max_size=9), room=st.integers(0, 90))
-def test_best_subset_is_the_best_of_all_subsets(sizes: list[int], room: int) -> None:
-    subsets = [c for n in range(len(sizes) + 1) for c in combinations(range(len(sizes)), n)]
-    sums = {subset: sum(sizes[i] for i in subset) for subset in subsets}
-    best = max(total for total in sums.values() if total <= room)
-    youngest = min(sorted(subset, reverse=True) for subset in subsets if sums[subset] == best)
-    assert best_subset(sizes, room) == sorted(youngest)
-
-
-@pytest.mark.parametrize("choose", [choose_within, images_first, oldest_images])
-@pytest.mark.parametrize("scarce", ["patches", "images", "both"])
-def test_choices_keep_every_budget(choose: Any, scarce: str) -> None:
-    """Also with numbers that rounding would get wrong."""
-    rng = np.random.default_rng(3)
-    for _ in range(100):
-        sizes = rng.integers(1, 500, (40, 2)).tolist()
-        counts = rng.integers(-20, 40, 40).clip(0).tolist()
-        items = [
-            Item(tokens, patches * images, images, None)
-            for (tokens, patches), images in zip(sizes, counts, strict=True)
-        ]
-        patches = 10**9 if scarce == "images" else int(rng.integers(0, 30_000))
-        images = 10**9 if scarce == "patches" else int(rng.integers(0, 150))
-        left = Budget(3000, patches, images)
-        chosen = choose(items, left)
-        assert len(set(chosen)) == len(chosen)
-        assert left.allows([items[i] for i in chosen])
-
-
-@given(costs=costs)
-def test_knapsack_is_exact_in_tokens_where_the_other_budgets_do_not_bind(costs: Any) -> None:
-    packer = Knapsack(Budget(24, 10**6, 10**6), lookahead=8)
-    window: list[Item] = []
-    for i, (tokens, own) in enumerate(costs):
-        window.append(Item(tokens, sum(own), len(own), i))
-        for row in packer.push(window[-1]):
-            assert row[0] is window[0]
-            rest = [item.tokens for item in window[1:]]
-            sums = {sum(c) for n in range(len(rest) + 1) for c in combinations(rest, n)}
-            assert sum(item.tokens for item in row) == row[0].tokens + max(
-                total for total in sums if total <= 24 - row[0].tokens
-            )
-            window = [item for item in window if item not in row]
 
 
 def test_first_fit_takes_the_oldest_row_and_best_fit_the_fullest() -> None:
