@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN     = $(VENV)/bin
 TORCH  ?= torch==2.13.0
+WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_determinism.py tests/test_cli_verify.py operators codecs
 
-.PHONY: setup demo test lint bench wheel-test soak test-services clean
+.PHONY: setup demo test test-wheel lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -25,6 +26,19 @@ lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The wheel as users get it, in a folder without the sources; its environment borrows the dependencies of $(VENV).
+WHEEL = $(dir $(abspath $(VENV)))zvl-wheel
+test-wheel: setup
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)/run
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir $(WHEEL) .
+	$(PYTHON) -m venv $(WHEEL)/venv
+	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(WHEEL)/borrowed
+	cp $(WHEEL)/borrowed "$$($(WHEEL)/venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
+	$(WHEEL)/venv/bin/python -m pip install --quiet --no-deps $(WHEEL)/*.whl
+	cp -r tests operators codecs conftest.py pyproject.toml examples $(WHEEL)/run/
+	rm -rf $(WHEEL)/run/operators/zvl_operators $(WHEEL)/run/codecs/zvl_codecs
+	cd $(WHEEL)/run && ZVL_CACHE=$(abspath .cache/zvl) $(WHEEL)/venv/bin/python -m pytest -q $(WHEEL_TESTS)
 
 bench: setup
 	$(BIN)/python benchmarks/bench_vlm.py
