@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-
 from zvl.image import ImageInfo
 from zvl.orientation import orient
 from zvl.protocols import Pixels
 from zvl_codecs.pillow import Pillow
 
 __all__ = ["TurboJpeg"]
+
+REFERENCE = Pillow()
 
 
 class TurboJpeg:
@@ -28,12 +28,8 @@ class TurboJpeg:
 
         try:
             if simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK"):
-                return self._pillow.decode(data, info)
+                return REFERENCE.decode(data, info)
             pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB")  # strict: any warning is an error
         except ValueError:
-            return self._pillow.decode(data, info)
+            return REFERENCE.decode(data, info)
         return orient(pixels, info.orientation)
-
-    @functools.cached_property
-    def _pillow(self) -> Pillow:
-        return Pillow()
