@@ -71,6 +71,9 @@ def _qwen(saved: dict[str, Any]) -> dict[str, Any]:
     # Saved as `min_pixels` and `max_pixels` once, as the edges of `size` since; where both stand the former win.
     size = saved.pop("size", None) or {}
     bounds = (("min_pixels", "shortest_edge", 56 * 56), ("max_pixels", "longest_edge", 1280 * 28 * 28))
+    unknown = {name for name, value in size.items() if value is not None}.difference(*bounds)
+    if unknown:
+        raise RecipeError(f"size: expected shortest_edge and longest_edge, got {', '.join(sorted(unknown))}")
     for name, edge, default in bounds:
         settings[name] = saved.pop(name, None) or size.get(edge) or size.get(name) or default
     if "resample" in saved:
@@ -131,7 +134,8 @@ def _refuse_rest(saved: Mapping[str, Any], layout: str, place: str) -> None:
         if name not in FIXED:
             raise RecipeError(f"{place}: layout {layout} cannot honour the setting {name} = {value!r}")
         expected = FIXED[name]
-        same = abs(value - expected) < 1e-9 if isinstance(expected, float) else value == expected
+        close = isinstance(value, float) and isinstance(expected, float) and abs(value - expected) < 1e-9
+        same = close or value == expected
         if not same:
             raise RecipeError(f"{place}: layout {layout} cannot honour {name} = {value!r}; expected {expected!r}")
 

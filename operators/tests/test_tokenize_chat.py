@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -165,6 +166,16 @@ def test_one_by_one_is_the_same_and_inputs_stay_as_they_were(processor: Processo
         assert isinstance(together, dict)
         for name in ("input_ids", "labels", "position_ids"):
             assert np.array_equal(alone[name], together[name])
+
+
+def test_threads_share_one_operator(qwen_tokenizer: Path) -> None:
+    chats = [sample([*ANSWER, {"role": "user", "content": f"{number}?"}]) for number in range(64)]
+    operator = TokenizeChat(processor=Processor("qwen2_5_vl", qwen_tokenizer))
+    with ThreadPoolExecutor(4) as pool:
+        groups = list(pool.map(operator.many, [chats[start : start + 4] for start in range(0, 64, 4)]))
+    for one, together in zip(chats, (result for group in groups for result in group), strict=True):
+        assert isinstance(together, dict)
+        assert np.array_equal(together["labels"], operator(one)["labels"])
 
 
 def test_train_on(processor: Processor) -> None:
