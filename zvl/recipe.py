@@ -1,0 +1,217 @@
+"""Recipes: TOML files that describe a pipeline.
+
+::
+
+    seed = 17                        # also: lanes (required), flush_every, batches_per_step, chunk_rows, shuffle
+    lanes = 8
+    [processor]                      # layout and tokenizer, or path; chat_template, resize; the layout's settings
+    layout = "qwen2_5_vl"
+    tokenizer = "assets/tokenizer"
+    [[dataset]]                      # name, path (or a list); weight, passes, format, on_error, shuffle, options
+    name = "photos"
+    path = "data/*.tar"
+    [[operator]]                     # use: an installed operator, with its fields; parallelism
+    use = "pack"
+    max_tokens = 4096
+    [[operator]]                     # or a function: kind = "map" or "filter"; version
+    use = "my_package.my_module:keep"
+    kind = "filter"
+
+Paths are relative to the recipe's folder. A recipe says what determines the data and nothing else: how a run is
+spread over ranks and workers belongs to the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from zvl.errors import RecipeError, RegistryError, StorageError
+from zvl.mixture.order import Shuffle
+from zvl.pipeline import Pipeline
+from zvl.recipe_fields import FieldError, advice, build
+from zvl.recipe_operators import OperatorMaker
+from zvl.recipe_places import RecipeText
+from zvl.recipe_processor import make_processor
+
+__all__ = ["load_recipe", "parse_recipe"]
+
+TABLES = ("processor", "dataset", "operator")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunTable:
+    """The keys above the first table."""
+
+    lanes: int
+    seed: int = 0
+    flush_every: int = 2048
+    batches_per_step: int = 1
+    chunk_rows: int = 64
+    shuffle: Shuffle = "chunks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetTable:
+    """One [[dataset]]. `options` are the format's own."""
+
+    name: str
+    path: str | list[str]
+    weight: float = 1.0
+    passes: int | str = "forever"
+    format: str | None = None
+    on_error: Literal["raise", "drop"] = "raise"
+    shuffle: Shuffle | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+def load_recipe(path: str | os.PathLike[str]) -> Pipeline:
+    """The pipeline that a TOML file describes. RecipeError names the file, the line and the key that is at fault."""
+    name = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise RecipeError(f"cannot read the recipe {name}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"{name}: expected a TOML file in UTF-8, got other bytes at {error.start}") from error
+    try:
+        table = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise RecipeError(f"{name}: no valid TOML: {error}") from error
+    return parse_recipe(table, folder=Path(path).absolute().parent, text=RecipeText(name, text))
+
+
+def parse_recipe(table: Mapping[str, Any], *, folder: Path, text: RecipeText | None = None) -> Pipeline:
+    """The pipeline of a recipe that is already a dict; its paths are relative to `folder`."""
+    return _Parser(table, folder, text or RecipeText("recipe")).pipeline()
+
+
+class _Parser:
+    """One recipe. The methods follow the tables."""
+
+    def __init__(self, table: Mapping[str, Any], folder: Path, text: RecipeText) -> None:
+        self._table = table
+        self._folder = folder
+        self._text = text
+        self._blamed: Exception | None = None
+        """The error that already says where."""
+
+    def pipeline(self) -> Pipeline:
+        from zvl.mixture import Mixture
+        from zvl.mixture.policy import parse_passes
+
+        self._check_keys()
+        with self._blame():
+            run = build(RunTable, {key: self._table[key] for key in self._table if key not in TABLES})
+        maker = self._operator_maker()
+        operators = self._tables("operator")
+        datasets = self._datasets()
+        passes = {}
+        for place, (name, own) in enumerate(datasets.items()):
+            with self._blame("dataset", place, name):
+                passes[name] = parse_passes(own.passes)
+        with self._blame():
+            source = Mixture(
+                {name: self._open(place, own) for place, (name, own) in enumerate(datasets.items())},
+                weights={name: own.weight for name, own in datasets.items()},
+                passes=passes,
+                shuffle={name: own.shuffle or run.shuffle for name, own in datasets.items()},
+                chunk_rows=run.chunk_rows,
+                seed=run.seed,
+            )
+            pipeline = Pipeline(
+                source, lanes=run.lanes, flush_every=run.flush_every, batches_per_step=run.batches_per_step
+            )
+        for place, own_table in enumerate(operators):
+            with self._blame("operator", place, own_table.get("use")):
+                pipeline = pipeline.apply(maker(own_table), parallelism=own_table.get("parallelism"))
+        return pipeline
+
+    def _check_keys(self) -> None:
+        known = [*TABLES, *RunTable.__dataclass_fields__]
+        for key in self._table:
+            if key in known:
+                continue
+            with self._blame():
+                raise FieldError(key, f"unknown key {key!r}{advice(key, known)}")
+
+    def _operator_maker(self) -> OperatorMaker:
+        table = self._table.get("processor")
+        if table is None:
+            return OperatorMaker(self._folder, None)
+        with self._blame("processor"):
+            if not isinstance(table, dict):
+                raise RecipeError("expected a table: write [processor]")
+            return OperatorMaker(self._folder, make_processor(table, self._folder))
+
+    def _datasets(self) -> dict[str, DatasetTable]:
+        found: dict[str, DatasetTable] = {}
+        for place, table in enumerate(self._tables("dataset")):
+            with self._blame("dataset", place, table.get("name")):
+                own = build(DatasetTable, table)
+                if own.name in found:
+                    other = list(found).index(own.name)
+                    raise FieldError("name", f"dataset[{other}] has the name {own.name!r} too: give each its own")
+                found[own.name] = own
+        if not found:
+            with self._blame():
+                raise RecipeError("expected at least one [[dataset]] with name and path, got none")
+        return found
+
+    def _open(self, place: int, own: DatasetTable) -> Any:
+        from zvl.dataset import open_dataset
+
+        with self._blame("dataset", place, own.name):
+            path = _resolve(self._folder, own.path)
+            return open_dataset(path, format=own.format, on_error=own.on_error, **own.options)
+
+    def _tables(self, section: str) -> list[dict[str, Any]]:
+        tables = self._table.get(section, [])
+        if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
+            with self._blame():
+                raise FieldError(section, f"{section}: expected tables in a list: write [[{section}]] above each")
+        return tables
+
+    @contextmanager
+    def _blame(self, section: str = "", place: int = 0, label: object = None) -> Iterator[None]:
+        """Put file, line and table before the message of an error."""
+        try:
+            yield
+        except (RecipeError, RegistryError, StorageError) as error:
+            if error is self._blamed:
+                raise
+            tables = self._table.get(section)
+            count = len(tables) if isinstance(tables, list) else 1
+            where = [self._text.where(section, place, count, getattr(error, "key", None))]
+            if section:
+                number = f"[{place}]" if isinstance(tables, list) else ""
+                where.append(f"{section}{number}" + (f" ({label})" if isinstance(label, str) else ""))
+            message = str(error).removeprefix(f"{label}: ")
+            kind = StorageError if isinstance(error, StorageError) else RecipeError
+            self._blamed = kind(": ".join([*where, message]))
+            raise self._blamed from error
+
+
+def _resolve(folder: Path, path: str | list[str]) -> str:
+    """The path for `open_dataset`: relative ones below `folder`, several as one pattern with braces."""
+    import glob
+
+    from zvl.paths import expand_braces
+
+    base = glob.escape(os.fspath(folder)) if any(letter in os.fspath(folder) for letter in "*?[") else folder
+    paths = [path] if isinstance(path, str) else path
+    if not paths:
+        raise FieldError("path", "path: expected at least one, got an empty list")
+    if len(paths) == 1:
+        return paths[0] if "://" in paths[0] else os.path.join(base, os.path.expanduser(paths[0]))
+    relative = [os.path.relpath(os.path.join(folder, os.path.expanduser(own)), folder) for own in paths]
+    pattern = "{" + ",".join(relative) + "}"
+    readings = [reading for own in relative for reading in expand_braces(own)]
+    if any("://" in own for own in paths) or expand_braces(pattern) != readings:
+        raise FieldError("path", "path: expected a list of local paths without commas; use one path with braces: {a,b}")
+    return os.path.join(base, pattern)
