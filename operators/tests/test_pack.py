@@ -242,16 +242,22 @@ def test_truncate_turns_cuts_at_the_last_turn_that_fits(fields: Any, tokens: int
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"turn_ends": np.array([25, 31])}, "it has no turn border that fits"),
-        ({"turn_ends": None}, "it has no field 'turn_ends' from tokenize_chat"),
-        ({"image_starts": None}, "it has no field 'image_starts' from tokenize_chat"),
+        ({"turn_ends": None}, "needs the field 'turn_ends', which tokenize_chat writes"),
+        ({"image_starts": None}, "needs the field 'image_starts', which tokenize_chat writes"),
     ],
 )
-def test_truncate_turns_never_cuts_elsewhere(change: Any, words: str) -> None:
+def test_truncate_turns_needs_the_borders(change: Any, words: str) -> None:
     sample = {field: value for field, value in (conversation() | change).items() if value is not None}
-    with pytest.raises(BadData, match=f"max_tokens=24 tokens, got 31: {words}") as caught:
+    with pytest.raises(RecipeError, match=words):
         run(Pack(max_tokens=24, overflow="truncate_turns"), [sample])
-    assert caught.value.reason == "too_long"
+
+
+def test_truncate_turns_never_cuts_elsewhere() -> None:
+    pack = Pack(max_tokens=24, overflow="truncate_turns")
+    sample = conversation() | {"turn_ends": np.array([25, 31])}
+    with pytest.raises(BadData, match="max_tokens=24 tokens, got 31: it has no turn border that fits") as caught:
+        run(pack, [sample])
+    assert caught.value.reason in pack.drops
 
 
 def test_image_starts_must_match_the_images() -> None:

@@ -13,9 +13,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from zvl.errors import BadData, RecipeError
+from zvl.hashing import Rng
 from zvl.image import Image, ImageInfo, ImagePlan
 from zvl.operator import check_operator_class
 from zvl.processor import Processor
+from zvl_operators.pack import Pack
 from zvl_operators.tokenize_chat import TokenizeChat
 
 PAD = "<|image_pad|>"
@@ -95,12 +97,32 @@ def test_a_known_chat(processor: Processor) -> None:
         "input_ids": "ndarray",
         "labels": "ndarray",
         "position_ids": "ndarray",
+        "turn_ends": "ndarray",
+        "image_starts": "ndarray",
     }
     assert result["images"] == [picture]
     assert result["input_ids"].dtype == result["labels"].dtype == result["position_ids"].dtype == np.int64
     assert result["position_ids"].shape == (3, len(result["input_ids"]))
     carried = result["labels"] != -100
     assert np.array_equal(result["labels"][carried], result["input_ids"][carried])
+
+
+def test_a_chat_can_be_cut_behind_each_turn(processor: Processor) -> None:
+    ask = [{"type": "image"}, {"type": "text", "text": "And this?"}]
+    turn = [{"role": "user", "content": ask}, {"role": "assistant", "content": "A quokka."}]
+    pictures = [image(processor, 100, 60), image(processor, 300, 40), image(processor, 60, 60)]
+    whole = TokenizeChat(processor=processor)(sample(turn * 3, pictures))
+    assert len(whole["turn_ends"]) == 3
+    for place, (end, start) in enumerate(zip(whole["turn_ends"], whole["image_starts"], strict=True)):
+        assert decoded(processor, {"labels": whole["labels"][:end]}) == "A quokka.<|im_end|>" * (place + 1)
+        run = whole["input_ids"][start : start + pictures[place].plan.tokens]
+        assert (run == processor.image_token_id).all()
+        assert whole["input_ids"][start - 1] != processor.image_token_id
+    limit = int(whole["turn_ends"][1])
+    accumulator = Pack(max_tokens=limit, overflow="truncate_turns").start(Rng(0))
+    (row,) = [*accumulator.push(whole), *accumulator.flush()]
+    assert row["segments"] == ((whole["__key__"], 0, limit, 0, 2),)
+    assert row["input_ids"].tolist() == whole["input_ids"][:limit].tolist()
 
 
 TEXTS = st.text(

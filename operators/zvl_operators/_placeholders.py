@@ -13,7 +13,7 @@ from zvl.operator import Sample
 from zvl.processor import Processor
 from zvl.protocols import Layout
 
-__all__ = ["check_image_tokens", "expand_ids", "expand_text", "plans_of"]
+__all__ = ["check_image_tokens", "expand_ids", "expand_text", "image_starts", "plans_of"]
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -48,13 +48,18 @@ def check_image_tokens(token: str, found: int, images: int) -> None:
         )
 
 
-def expand_ids(processor: Processor, ids: Ids, plans: Sequence[ImagePlan], loss: Mask) -> tuple[Ids, Mask]:
-    """Replace each image token among `ids` by its run of placeholders; these carry no loss. Returns (ids, loss)."""
+def expand_ids(
+    processor: Processor, ids: Ids, plans: Sequence[ImagePlan], loss: Mask, places_of_turns: Ids
+) -> tuple[Ids, Mask, Ids]:
+    """Replace each image token among `ids` by its run of placeholders; these carry no loss.
+
+    Returns (ids, loss, places_of_turns), the last moved along.
+    """
     image_token = processor.image_token_id
     places = np.flatnonzero(ids == image_token)
     check_image_tokens(processor.layout.image_token, len(places), len(plans))
     if not len(places):
-        return ids, loss
+        return ids, loss, places_of_turns
     runs = [processor.layout.placeholder(plan) for plan in plans]
     lengths = np.array([sum(count for _, count in run) for run in runs], dtype=np.int64)
     repeats = np.ones(len(ids), dtype=np.int64)
@@ -65,7 +70,17 @@ def expand_ids(processor: Processor, ids: Ids, plans: Sequence[ImagePlan], loss:
     if any(number != image_token for number, _ in pieces):
         numbers, counts = zip(*pieces, strict=True)
         expanded[is_image] = np.repeat(np.array(numbers, dtype=np.int64), counts)
-    return expanded, np.repeat(loss, repeats) & ~is_image
+    moved = np.concatenate(([0], np.cumsum(repeats)))[places_of_turns]
+    return expanded, np.repeat(loss, repeats) & ~is_image, moved
+
+
+def image_starts(ids: Ids, plans: Sequence[ImagePlan], image_token_id: int) -> Ids:
+    """The index of the first placeholder of each image among expanded `ids`, int64 (images,)."""
+    if not plans:
+        return np.zeros(0, dtype=np.int64)
+    before = np.cumsum([0, *(plan.tokens for plan in plans[:-1])])
+    starts: Ids = np.flatnonzero(ids == image_token_id)[before].astype(np.int64)
+    return starts
 
 
 def expand_text(

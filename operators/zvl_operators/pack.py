@@ -59,7 +59,7 @@ class Pack(Accumulate):
 
     overflow: Overflow = "error"
     """A sample that no row can hold stops the run, is dropped into the ledger, or is cut at the end of an assistant's
-    turn (and stops the run where no cut makes it fit). wrap cuts anywhere and needs none of this."""
+    turn (and is dropped into the ledger where no cut makes it fit). wrap cuts anywhere and needs none of this."""
 
     pad_id: int = 0
     """`input_ids` of the padding."""
@@ -81,7 +81,7 @@ class Pack(Accumulate):
     @property
     def drops(self) -> frozenset[str]:
         """Reasons of BadData that drop the sample instead of stopping the run."""
-        if self.overflow == "drop":
+        if self.overflow != "error":
             return frozenset((TOO_LONG, TOO_MANY_PATCHES, TOO_MANY_IMAGES, NO_TOKENS))
         return frozenset()
 
@@ -181,8 +181,9 @@ class PackAccumulator:
         sample = item.payload
         for field in ("turn_ends", "image_starts"):
             if field not in sample and (field == "turn_ends" or item.images):
-                raise self._too_big(
-                    item, f"it has no field {field!r} from tokenize_chat, so it cannot be cut at a turn"
+                raise RecipeError(
+                    f"pack: overflow='truncate_turns' needs the field {field!r}, which tokenize_chat writes, got a "
+                    "sample without it: keep the field, or choose overflow='drop'"
                 )
         starts = np.asarray(sample.get("image_starts", ()))
         if len(starts) != item.images:

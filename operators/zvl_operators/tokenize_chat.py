@@ -14,7 +14,7 @@ from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
 from zvl.operator import Map, Sample
 from zvl.processor import Processor
-from zvl_operators._placeholders import expand_ids, expand_text, plans_of
+from zvl_operators._placeholders import expand_ids, expand_text, image_starts, plans_of
 
 __all__ = ["TokenizeChat"]
 
@@ -41,8 +41,9 @@ class TokenizeChat(Map):
 
     In: `messages` (Hugging Face's chat form) and `images`, probed. Out, instead of `messages`: `input_ids`, int64
     (n,), equal to the Hugging Face processor's; `labels`, int64 (n,), the ids where loss is taken and -100 elsewhere,
-    on placeholders and on the first token; `position_ids`, int64 (n,) or (3, n). Which characters carry loss stands
-    at `zvl.chat.ChatTemplate.render_for`; a token that overlaps one carries it.
+    on placeholders and on the first token; `position_ids`, int64 (n,) or (3, n); `turn_ends` and `image_starts`,
+    int64, where `pack` may cut a chat that is too long. Which characters carry loss stands at
+    `zvl.chat.ChatTemplate.render_for`; a token that overlaps one carries it.
 
     Bad data: "messages" (not in the chat form, or empty), "template" (the template refuses the chat, or its turns
     cannot be told apart), "image_count" (image parts, images and image tokens differ in number), "no_loss".
@@ -107,12 +108,13 @@ class TokenizeChat(Map):
     def _finish(self, sample: Sample, prompt: _Prompt, ids: Ids) -> Sample:
         text = self.processor.text
         loss = text.tokens_in(prompt.text, ids, prompt.loss)
+        turn_ends = _ends(loss)
         if prompt.images:
             # Most images stand in a question: only those that touch an answer matter.
             touching = [image for image in prompt.images if any(_touch(image, span) for span in prompt.loss)]
             loss &= ~text.tokens_in(prompt.text, ids, touching)
         else:
-            ids, loss = expand_ids(self.processor, ids, prompt.plans, loss)
+            ids, loss, turn_ends = expand_ids(self.processor, ids, prompt.plans, loss, turn_ends)
         loss[:1] = False
         if self.no_loss == "drop" and not loss.any():
             raise BadData(
@@ -123,6 +125,8 @@ class TokenizeChat(Map):
             "input_ids": ids,
             "labels": np.where(loss, ids, IGNORE),
             "position_ids": self._positions(ids, prompt.plans),
+            "turn_ends": turn_ends,
+            "image_starts": image_starts(ids, prompt.plans, self.processor.image_token_id),
         }
 
     def _positions(self, ids: Ids, plans: Sequence[ImagePlan]) -> Ids:
@@ -133,6 +137,11 @@ class TokenizeChat(Map):
         empty = np.zeros(0, dtype=np.int64)
         fields = {"input_ids": empty, "labels": empty, "position_ids": self._positions(empty, [])}
         return {**sample, "images": [], **fields}
+
+
+def _ends(loss: Mask) -> Ids:
+    """The index behind each run of tokens that carry loss: where a chat may be cut, int64."""
+    return np.flatnonzero(np.diff(loss.astype(np.int8), append=np.int8(0)) == -1).astype(np.int64) + 1
 
 
 def _touch(one: Span, other: Span) -> bool:
