@@ -79,10 +79,10 @@ def jpeg(data: bytes) -> ImageInfo:
 
 
 def last_fill(data: bytes, place: int) -> int:
-    """Where the last of any number of fill bytes stands; the byte behind it is the marker's code."""
-    match = NOT_FILL.search(data, place)
+    """Where the last of several fill bytes stands; the byte behind it is the marker's code."""
+    match = NOT_FILL.search(data, place, place + MOST_PARTS)
     if match is None:
-        raise IndexError
+        raise ValueError(f"more than {MOST_PARTS} fill bytes, or nothing behind them")
     return match.start() - 1
 
 
