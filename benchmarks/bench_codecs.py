@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from zvl.header import probe
-from zvl.pixels import codec_named, decode, resize
+from zvl.images.header import probe
+from zvl.images.pixels import codec_named, decode, resize
 from zvl.protocols import Pixels
 
 SIZES = {0.1: (370, 277), 0.3: (640, 480), 1.0: (1180, 885), 5.0: (2592, 1944), 16.0: (4640, 3480)}

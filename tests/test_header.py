@@ -12,10 +12,10 @@ import pytest
 from PIL import Image, ImageOps
 
 from zvl.errors import BadData
-from zvl.header import probe
-from zvl.header_parsers import parser_for
 from zvl.image import ImageInfo
-from zvl.sample_images import photo, sample_images
+from zvl.images.header import probe
+from zvl.images.parsers import parser_for
+from zvl.images.samples import photo, sample_images
 
 FILES = sample_images()
 PARSED = [name for name, data in FILES.items() if parser_for(data)]

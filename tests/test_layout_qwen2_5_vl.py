@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image as PilImage
 
-from zvl import pixels as kernels
 from zvl import registry
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
+from zvl.images import pixels as kernels
 from zvl.layouts._arrays import cut_blocks, planar
 from zvl.layouts._qwen import QwenLayout
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL

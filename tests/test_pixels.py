@@ -8,14 +8,14 @@ import pytest
 import torch
 from PIL import Image
 
-from zvl import pixels as module
-from zvl.canary_images import canary_images
 from zvl.errors import BadData, RecipeError, RegistryError
-from zvl.header import probe
 from zvl.image import ImageInfo
-from zvl.pixels import Backend, canaries, codec_for, decode, resize
+from zvl.images import pixels as module
+from zvl.images.canaries import canary_images
+from zvl.images.header import probe
+from zvl.images.pixels import Backend, canaries, codec_for, decode, resize
+from zvl.images.samples import photo, sample_images
 from zvl.protocols import Filter, Pixels
-from zvl.sample_images import photo, sample_images
 
 FILES = sample_images()
 FILTERS: tuple[Filter, ...] = ("nearest", "bilinear", "bicubic", "lanczos")

@@ -7,9 +7,9 @@ import pytest
 from PIL import Image, ImageFile, ImageOps
 
 from zvl.errors import BadData, RecipeError
-from zvl.header import probe
-from zvl.pixels import decode
-from zvl.sample_images import sample_images
+from zvl.images.header import probe
+from zvl.images.pixels import decode
+from zvl.images.samples import sample_images
 from zvl_codecs.pillow import Pillow
 
 FILES = sample_images()

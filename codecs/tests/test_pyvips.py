@@ -13,9 +13,9 @@ import pyvips
 from PIL import Image
 
 from zvl.errors import BadData
-from zvl.header import probe
-from zvl.pixels import decode
-from zvl.sample_images import photo, sample_images
+from zvl.images.header import probe
+from zvl.images.pixels import decode
+from zvl.images.samples import photo, sample_images
 from zvl_codecs.pyvips import PyVips
 
 FILES = {name: data for name, data in sample_images().items() if probe(data).format in PyVips.formats}
@@ -89,8 +89,8 @@ def test_leaves_libvips_settings_and_cache_alone() -> None:
 WATCH = """
 import os, sys, threading
 import pyvips
-from zvl.header import probe
-from zvl.pixels import decode
+from zvl.images.header import probe
+from zvl.images.pixels import decode
 
 def workers():
     names = []

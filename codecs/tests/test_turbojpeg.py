@@ -8,9 +8,9 @@ import pytest
 from PIL import Image
 
 from zvl.errors import BadData
-from zvl.header import probe
-from zvl.pixels import codec_named, decode
-from zvl.sample_images import photo, sample_images
+from zvl.images.header import probe
+from zvl.images.pixels import codec_named, decode
+from zvl.images.samples import photo, sample_images
 
 FILES = {name: data for name, data in sample_images().items() if name.startswith(("jpeg", "mpo"))}
 FILES = {name: data for name, data in FILES.items() if "2000" not in name}

@@ -8,8 +8,8 @@ import numpy as np
 
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImageInfo
-from zvl.orientation import orient
-from zvl.pillow_open import PLUGINS, open_image
+from zvl.images.orientation import orient
+from zvl.images.pillow_open import PLUGINS, open_image
 from zvl.protocols import Pixels
 
 if TYPE_CHECKING:

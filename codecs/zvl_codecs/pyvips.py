@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from zvl.image import ImageInfo
-from zvl.orientation import orient
+from zvl.images.orientation import orient
 from zvl.protocols import Pixels
 from zvl_codecs.pillow import Pillow
 

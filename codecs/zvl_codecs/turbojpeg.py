@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zvl.image import ImageInfo
-from zvl.orientation import orient
+from zvl.images.orientation import orient
 from zvl.protocols import Pixels
 from zvl_codecs.pillow import Pillow
 

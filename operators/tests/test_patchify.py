@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 from PIL import Image as PilImage
 
-from zvl import pixels as kernels
 from zvl.batch import Segment
 from zvl.errors import BadData, OperatorError, RecipeError, RegistryError
 from zvl.hashing import Rng
 from zvl.image import Image, ImageInfo
+from zvl.images import pixels as kernels
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
 from zvl.operator import FilterMap, Map, RandomMap, Sample
 from zvl_operators.patchify import Patchify

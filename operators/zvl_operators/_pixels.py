@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
-from zvl import pixels as kernels
 from zvl import registry
 from zvl.errors import BadData, OperatorError, RecipeError, isolate
 from zvl.hashing import Rng, hash_ints, hash_text
 from zvl.image import Image
+from zvl.images import pixels as kernels
 from zvl.operator import Map, Operator, RandomMap, Sample, check_operator_class
 from zvl.protocols import Pixels, Resize
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zvl.image import Image
+from zvl.images.pixels import canaries
 from zvl.operator import Map, Sample
-from zvl.pixels import canaries
 from zvl.protocols import Filter, Pixels
 from zvl_operators._pixels import check_codec, decode, probed, resizer
 

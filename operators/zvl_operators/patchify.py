@@ -13,8 +13,8 @@ import numpy.typing as npt
 from zvl.batch import Segment
 from zvl.errors import BadData, RecipeError
 from zvl.image import Image
+from zvl.images.pixels import canaries
 from zvl.operator import Map, Operator, RandomMap, Sample, SplitMap
-from zvl.pixels import canaries
 from zvl.protocols import Filter, Pixels
 from zvl_operators._pixels import apply_pixel_operators, check_codec, check_pixel_operators, decode, probed, resizer
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from zvl.errors import BadData
-from zvl.header import MAX_ASPECT, MAX_SOURCE_PIXELS, probe
 from zvl.image import Image
+from zvl.images.header import MAX_ASPECT, MAX_SOURCE_PIXELS, probe
 from zvl.operator import Map, Sample
 
 if TYPE_CHECKING:

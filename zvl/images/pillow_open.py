@@ -1,7 +1,7 @@
 """Pillow's view of a file's header, without what `PIL.Image.open` does beside: global warnings and odd formats.
 
 Only plugins in `PLUGINS` are tried: Pillow has others that start programs (EPS) or take any bytes for an image (TGA).
-The size guard is zvl's own (`zvl.header.probe`), so Pillow's, which warns through a process-wide setting, is left out.
+The size guard is zvl's own (`zvl.images.header.probe`), so Pillow's, which warns through a process-wide setting, is left out.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Four small pictures, of which `zvl.pixels.canaries` hashes what this machine makes.
+"""Four small pictures, of which `zvl.images.pixels.canaries` hashes what this machine makes.
 
 72x56 and 36x28 pixels of colour waves with an edge and grain, written once by Pillow: a JPEG with 4:2:0 subsampling, a
 gray progressive one, a PNG with alpha and a lossy WebP. Changing a byte here changes every pixel fingerprint.

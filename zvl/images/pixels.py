@@ -9,10 +9,10 @@ from typing import Any, Literal
 import numpy as np
 
 from zvl import registry
-from zvl.canary_images import canary_images
 from zvl.errors import BadData, RecipeError, isolate
-from zvl.header import probe
 from zvl.image import ImageInfo
+from zvl.images.canaries import canary_images
+from zvl.images.header import probe
 from zvl.protocols import Codec, Filter, Pixels
 
 __all__ = ["Backend", "canaries", "codec_for", "decode", "resize"]

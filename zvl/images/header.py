@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 
 from zvl.errors import BadData
-from zvl.header_parsers import Parser, parser_for
 from zvl.image import ImageInfo
-from zvl.orientation import orientation
-from zvl.pillow_open import open_image
+from zvl.images.orientation import orientation
+from zvl.images.parsers import Parser, parser_for
+from zvl.images.pillow_open import open_image
 
 __all__ = ["MAX_ASPECT", "MAX_SOURCE_PIXELS", "probe"]
 
@@ -24,7 +24,7 @@ def probe(data: bytes, *, max_aspect: float = MAX_ASPECT, max_source_pixels: int
     JPEG, PNG, WebP, GIF and BMP are parsed here, in a few microseconds; everything else by Pillow. Raises BadData with
     one of the reasons "empty", "format", "header", "zero_size", "aspect" (longest side over shortest above
     `max_aspect`), "pixel_bomb" (more than `max_source_pixels` pixels). The parsers' orientation is that of
-    `zvl.orientation`. Pillow turns TIFF files by itself, so their sizes are given turned, with orientation 1; what
+    `zvl.images.orientation`. Pillow turns TIFF files by itself, so their sizes are given turned, with orientation 1; what
     AVIF says by its own boxes, Pillow gives as EXIF.
     """
     if not data:
