@@ -8,9 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from reference.torchvision_cpu import install
 from zvl.demo.assets import fetch
 from zvl.demo.data import demo_data
 from zvl.demo.tokenizer import qwen_tokenizer as build_tokenizer
+
+# Before anything imports transformers, which looks for torchvision once.
+install()
+pytest.register_assert_rewrite("reference.family")
 
 CACHE = Path(os.environ.get("ZVL_CACHE") or Path(__file__).parent / ".cache/zvl")
 
