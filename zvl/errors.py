@@ -54,13 +54,15 @@ class BadData(ZvlError):
     """The data itself is at fault; a pure function of the sample's bytes.
 
     `reason` is one short word for counting (``missing``, ``decode``, ``too_long``, ...), `detail` a sentence
-    for people. Raised by operators; the policy `on_error` of the operator decides whether it stops the run.
+    for people, `sha256` the hash of the bytes at fault, in hex, where they are known. Raised by operators; the policy
+    `on_error` of the operator decides whether it stops the run.
     """
 
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
+    def __init__(self, reason: str, detail: str, sha256: str = "") -> None:
+        super().__init__(reason, detail, sha256)
         self.reason = reason
         self.detail = detail
+        self.sha256 = sha256
 
     def __str__(self) -> str:
         return f"{self.reason}: {self.detail}"

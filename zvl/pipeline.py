@@ -66,6 +66,8 @@ class Pipeline:
             raise RecipeError(f"expected parallelism of at least 1 for {operator.name}, got {parallelism!r}")
         if parallelism is not None and isinstance(operator, Accumulate):
             raise RecipeError(f"{operator.name} is an Accumulate and runs in order: leave parallelism out")
+        if hasattr(operator, "check_datasets"):
+            operator.check_datasets(self.source.names)
         return Pipeline(
             self.source,
             lanes=self.lanes,

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +13,9 @@ import numpy as np
 import pytest
 from PIL import Image as PilImage
 
-from zvl.errors import BadData
+import zvl
+from zvl.errors import BadData, RecipeError
+from zvl.fingerprint import digest
 from zvl.image import Image, ImageInfo
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
 from zvl_operators.probe_images import ProbeImages
@@ -71,6 +75,8 @@ def test_bad_data_names_the_image(bad: Any, reason: str, wording: str) -> None:
         ProbeImages(processor=PROCESSOR)({"images": [encoded(50, 50), bad]})
     assert caught.value.reason == reason
     assert caught.value.detail.startswith(wording)
+    assert caught.value.sha256 == (hashlib.sha256(bad).hexdigest() if isinstance(bad, bytes) else "")
+    assert pickle.loads(pickle.dumps(caught.value)).sha256 == caught.value.sha256
 
 
 def test_guards_are_fields() -> None:
@@ -87,6 +93,67 @@ def test_guards_are_fields() -> None:
 def test_the_layouts_own_refusal_names_the_image_too() -> None:
     with pytest.raises(BadData, match="aspect: image 0: expected sides at most 200:1 apart, got 402x2"):
         ProbeImages(processor=PROCESSOR, max_aspect=1000)({"images": [encoded(402, 2, "PNG")]})
+
+
+def plans(operator: ProbeImages, *keys: str) -> list[Any]:
+    return [operator({"__key__": key, "images": [encoded(640, 480)]})["images"][0].plan for key in keys]
+
+
+def test_bounds_by_dataset() -> None:
+    operator = ProbeImages(
+        processor=PROCESSOR, max_pixels={"docs": 100_000, "big": 2_000_000}, min_pixels={"big": 1_000_000}
+    )
+    assert plans(operator, "web/a.tar#1@0", "docs/a.tar#1@0", "big/a.tar#1@0", "docsy/docs#1@0") == [
+        LAYOUT.plan(640, 480),
+        Qwen2_5VL(max_pixels=100_000).plan(640, 480),
+        Qwen2_5VL(min_pixels=1_000_000, max_pixels=2_000_000).plan(640, 480),
+        LAYOUT.plan(640, 480),
+    ]
+
+
+def test_bounds_are_a_value() -> None:
+    orders: list[Any] = [
+        {"b": 200_000, "a": 100_000},
+        {"a": 100_000, "b": 200_000},
+        [("b", 200_000), ("a", 100_000)],
+    ]
+    operators = [bounded(order) for order in orders]
+    assert operators[0].max_pixels == (("a", 100_000), ("b", 200_000))
+    assert operators[0] == operators[1] == operators[2]
+    assert pickle.loads(pickle.dumps(operators[0])) == operators[0]
+    assert plans(pickle.loads(pickle.dumps(operators[0])), "a/x#0@0") == plans(operators[0], "a/x#0@0")
+    assert digest(operators[0].max_pixels) == digest(operators[1].max_pixels)
+    assert bounded({}) == bounded(None)
+
+
+def bounded(max_pixels: Any) -> ProbeImages:
+    return ProbeImages(processor=PROCESSOR, max_pixels=max_pixels)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fixed:
+    """A layout whose images all have one size."""
+
+    side: int = 336
+
+
+@pytest.mark.parametrize(
+    ("layout", "bounds", "wording"),
+    [
+        (Fixed(), {"a": 9}, "the layout Fixed has no max_pixels, so it cannot be set by dataset: leave max_pixels out"),
+        (LAYOUT, {"a": 0}, "expected max_pixels of 'a' of at least 1 pixel, got 0"),
+        (LAYOUT, {"a": 9}, "layout field max_pixels: expected at least min_pixels=3136, got 9"),
+    ],
+)
+def test_bounds_that_cannot_hold_are_refused(layout: Any, bounds: Any, wording: str) -> None:
+    with pytest.raises(RecipeError, match=wording):
+        ProbeImages(processor=SimpleNamespace(layout=layout), max_pixels=bounds)  # type: ignore[arg-type]
+
+
+def test_bounds_of_an_unknown_dataset_are_refused() -> None:
+    pipeline = zvl.Pipeline(zvl.Mixture({"web": zvl.from_rows([{}]), "docs": zvl.from_rows([{}])}), lanes=1)
+    with pytest.raises(RecipeError, match="max_pixels names the dataset 'dcos'; the source has web, docs"):
+        pipeline.apply(bounded({"dcos": 100_000}))
 
 
 def test_name_and_pickling() -> None:
