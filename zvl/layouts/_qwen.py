@@ -1,4 +1,4 @@
-"""What Qwen2-VL and Qwen2.5-VL share: native resolution, patches in merge blocks, M-RoPE."""
+"""What Qwen2-VL and its relatives share: native resolution, patches in merge blocks, M-RoPE."""
 
 from __future__ import annotations
 
@@ -90,22 +90,32 @@ class QwenLayout:
         )
 
     def _resized(self, width: int, height: int) -> tuple[int, int]:
-        """Round each side to whole blocks (halves to even); outside the bounds, scale first, then round inwards."""
+        """The size in pixels that an image is resized to."""
+        self._check_aspect(width, height)
+        return self._fit(width, height)
+
+    def _check_aspect(self, width: int, height: int) -> None:
         short, long = min(width, height), max(width, height)
         if short < 1 or long / short > self.max_aspect:
             raise BadData(
                 "aspect",
                 f"expected sides at most {self.max_aspect}:1 apart, got {width}x{height}; drop such images",
             )
+
+    def _fit(self, width: int, height: int, frames: int = 1) -> tuple[int, int]:
+        """Round each side to whole blocks (halves to even); outside the bounds, scale first, then round inwards.
+
+        The bounds hold for `frames` times the area.
+        """
         block = self.patch_size * self.merge_size
         new_width, new_height = round(width / block) * block, round(height / block) * block
-        if new_width * new_height > self.max_pixels:
+        if frames * new_width * new_height > self.max_pixels:
             # The order of these divisions decides the last bit, and with it the size: it is the family's own.
-            shrink = math.sqrt((height * width) / self.max_pixels)
+            shrink = math.sqrt((frames * height * width) / self.max_pixels)
             new_width = max(block, math.floor(width / shrink / block) * block)
             new_height = max(block, math.floor(height / shrink / block) * block)
-        elif new_width * new_height < self.min_pixels:
-            grow = math.sqrt(self.min_pixels / (height * width))
+        elif frames * new_width * new_height < self.min_pixels:
+            grow = math.sqrt(self.min_pixels / (frames * height * width))
             new_width = math.ceil(width * grow / block) * block
             new_height = math.ceil(height * grow / block) * block
         return new_width, new_height
@@ -132,7 +142,7 @@ class QwenLayout:
     def position_ids(
         self, input_ids: npt.NDArray[np.int64], plans: Sequence[ImagePlan], image_token_id: int
     ) -> npt.NDArray[np.int64]:
-        """One sample's M-RoPE positions, int64 (3, n). A still image needs nothing else in either family."""
+        """One sample's M-RoPE positions, int64 (3, n). A still image needs nothing else in any of the families."""
         merge = self.merge_size
         grids = [(plan.geometry[1] // merge, plan.geometry[2] // merge) for plan in plans]
         return mrope_positions(input_ids, grids, image_token_id)
