@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -12,8 +13,12 @@ from zvl.errors import BadData, RecipeError
 from zvl.hashing import Rng
 from zvl.operator import Accumulate, Accumulator, Sample
 
+from ._dummy import Dummy, with_dummy
 from ._packers import Bins, Budget, Item, Knapsack, Packer, Wrap
 from ._rows import build_row, count_tokens, piece
+
+if TYPE_CHECKING:
+    from zvl.processor import Processor
 
 __all__ = ["Pack"]
 
@@ -64,6 +69,14 @@ class Pack(Accumulate):
     pad_id: int = 0
     """`input_ids` of the padding."""
 
+    dummy_image: bool = False
+    """A row without images gets the smallest legal one at the beginning of its padding, as zero bytes: for trainers
+    whose ranks must all run the vision tower. Every row keeps room for it; it belongs to no sample, and stands in no
+    segment. Takes no loss."""
+
+    processor: Processor | None = None
+    """Whose layout and tokenizer make the dummy image; needed for that alone."""
+
     def __post_init__(self) -> None:
         for field, choices in (("algorithm", get_args(Algorithm)), ("overflow", get_args(Overflow))):
             if getattr(self, field) not in choices:
@@ -77,6 +90,28 @@ class Pack(Accumulate):
                 raise RecipeError(f"pack: expected {field} of at least 1, got {limit}: leave it out for no limit")
             if limit is not None and self.algorithm == "wrap":
                 raise RecipeError(f"pack: algorithm 'wrap' is for text without images: leave out {field}")
+        if self.dummy_image != (self.processor is not None):
+            raise RecipeError(
+                "pack: expected dummy_image=True and processor together, got one of them: "
+                "give the processor of probe_images, or leave both out"
+            )
+
+    @functools.cached_property
+    def dummy(self) -> Dummy | None:
+        """The image that rows without images get; RecipeError if it does not fit."""
+        if self.processor is None:
+            return None
+        dummy = Dummy.of(self.processor)
+        for field, need in (("max_tokens", dummy.tokens + 1), ("max_patches", dummy.image.plan.patches)):
+            limit = getattr(self, field)
+            if limit is not None and limit < need:
+                raise RecipeError(f"pack: the dummy image needs {field} of at least {need}, got {limit}")
+        return dummy
+
+    def row(self, samples: list[Sample], axes: int | None = None) -> Sample:
+        """One row of those samples."""
+        row = build_row(samples, self.max_tokens, self.pad_id, axes)
+        return row if self.dummy is None else with_dummy(row, self.dummy)
 
     @property
     def drops(self) -> frozenset[str]:
@@ -98,7 +133,7 @@ class Pack(Accumulate):
     def blank(self, sample: Sample) -> Sample:
         positions = sample.get("position_ids")
         axes = positions.shape[0] if positions is not None and positions.ndim == 2 else None
-        return build_row([], self.max_tokens, self.pad_id, axes)
+        return self.row([], axes)
 
 
 class PackAccumulator:
@@ -106,8 +141,9 @@ class PackAccumulator:
 
     def __init__(self, pack: Pack) -> None:
         self._pack = pack
+        self._reserved = pack.dummy.tokens if pack.dummy else 0
         self._budget = Budget(
-            pack.max_tokens,
+            pack.max_tokens - self._reserved,
             **{
                 name: limit
                 for name, limit in (("patches", pack.max_patches), ("images", pack.max_images))
@@ -131,8 +167,7 @@ class PackAccumulator:
         return Bins(self._budget, pack.num_bins, best=pack.algorithm == "best_fit")
 
     def _rows(self, groups: list[list[Item]]) -> list[Sample]:
-        pack = self._pack
-        return [build_row([item.payload for item in group], pack.max_tokens, pack.pad_id) for group in groups]
+        return [self._pack.row([item.payload for item in group]) for group in groups]
 
     def _measure(self, sample: Sample) -> Item:
         """The sample as an item that fits the budget alone: cut if it must and may be, else BadData."""
@@ -174,7 +209,8 @@ class PackAccumulator:
             TOO_MANY_PATCHES: ("patches", pack.max_patches, item.patches),
             TOO_MANY_IMAGES: ("images", pack.max_images, item.images),
         }[reason]
-        return BadData(reason, f"expected at most max_{field}={limit} {field}, got {got}: {advice}")
+        less = f" less the dummy image's {self._reserved}" if self._reserved and reason == TOO_LONG else ""
+        return BadData(reason, f"expected at most max_{field}={limit}{less} {field}, got {got}: {advice}")
 
     def _truncate(self, item: Item, patches: list[int]) -> Item:
         """Cut after the last assistant's turn up to which it fits; images behind it go with their tokens."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
@@ -31,17 +31,12 @@ class Part(NamedTuple):
 
     image: Image
     out: Pixels
+    row: int
+    """Its row of the batch."""
     key: str
+    """Its sample; "" for the image that `pack` puts into a row without images."""
     number: int
     """Its place among the images of its sample."""
-
-
-class Work(NamedTuple):
-    """A batch whose pixels are being filled in."""
-
-    batch: Sample
-    pixel_values: Pixels
-    parts: Sequence[Part]
 
 
 class Failure(NamedTuple):
@@ -51,13 +46,24 @@ class Failure(NamedTuple):
     sha256: str
 
 
+class Work(NamedTuple):
+    """A batch whose pixels are being filled in."""
+
+    batch: Sample
+    pixel_values: Pixels
+    parts: Sequence[Part]
+    known: Mapping[str, Failure]
+    """Samples that are masked already, by key: their images are not decoded."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Patchify(SplitMap):
     """Decodes, resizes and cuts every image of a batch straight into its place in one buffer. Takes a batch.
 
     `images` gives way to `pixel_values`, uint8 (rows, *layout.row_shape), `image_rows`, the rows that each image takes,
     and the layout's geometry. `masked` lists (key, reason, sha256 of the bytes) of each sample with an image that could
-    not be decoded; the first such image counts. The images of a batch are independent parts.
+    not be decoded; the first such image counts. Samples that `masked` lists already are not decoded, and their pixels
+    are zero. The images of a batch are independent parts.
 
     Checks the batch's promise: in each row, placeholder tokens = features that the model will compute. A batch without
     `input_ids` makes none.
@@ -90,18 +96,22 @@ class Patchify(SplitMap):
     def begin(self, sample: Sample) -> tuple[Work, Sequence[Part]]:
         """Allocate `pixel_values`; one part an image."""
         images = probed(sample)
-        owners = _owners(sample, len(images))
+        owners = _owners(sample, images)
         rows = sum(image.plan.rows for image in images)
         pixel_values = np.empty((rows, *self.processor.layout.row_shape), dtype=np.uint8)
         parts = []
         first = 0
-        for image, (key, index) in zip(images, owners, strict=True):
-            parts.append(Part(image, pixel_values[first : first + image.plan.rows], key, index))
+        for image, owner in zip(images, owners, strict=True):
+            parts.append(Part(image, pixel_values[first : first + image.plan.rows], *owner))
             first += image.plan.rows
-        return Work(sample, pixel_values, parts), parts
+        known = {key: Failure(*why) for key, *why in sample.get("masked", ())}
+        return Work(sample, pixel_values, parts, known), parts
 
     def part(self, state: Work, part: Part) -> Failure | None:
         """Fill one image's place."""
+        if part.key in state.known or not part.image.data:
+            part.out[...] = 0
+            return state.known.get(part.key)
         try:
             decoded = decode(part.image, self.codec, part.key, part.number)
             self._write(decoded, part)
@@ -124,20 +134,21 @@ class Patchify(SplitMap):
         """Add pixels, geometry and `masked`; check the promise."""
         batch = {name: value for name, value in state.batch.items() if name != "images"}
         geometry = self.processor.layout.geometry([part.image.plan for part in state.parts])
-        self._check_promise(batch, geometry)
-        batch |= _mask(batch, state.parts, outcomes)
+        self._check_promise(batch, state.parts, geometry)
+        batch |= _mask(batch, state, outcomes)
         image_rows = [part.image.plan.rows for part in state.parts]
         return batch | {"pixel_values": state.pixel_values, "image_rows": image_rows} | geometry
 
-    def _check_promise(self, batch: Sample, geometry: dict[str, npt.NDArray[Any]]) -> None:
+    def _check_promise(self, batch: Sample, parts: Sequence[Part], geometry: dict[str, npt.NDArray[Any]]) -> None:
         if "input_ids" not in batch:
             return
         features = self.processor.layout.features(geometry)
         placeholders = (batch["input_ids"] == self.processor.image_token_id).sum(axis=-1)
+        owned = np.array([part.row for part in parts], dtype=np.int64)
         for row, segments in enumerate(batch["segments"]):
-            expected = sum(int(features[s.first_image : s.last_image].sum()) for s in segments)
+            expected = int(features[owned == row].sum())
             if placeholders[row] != expected:
-                images = sum(s.last_image - s.first_image for s in segments)
+                images = int((owned == row).sum())
                 raise RecipeError(
                     f"row {row} of the batch: expected {expected} placeholder tokens for the features of its "
                     f"{images} images, got {placeholders[row]} (token id {self.processor.image_token_id}); samples: "
@@ -146,48 +157,46 @@ class Patchify(SplitMap):
                 )
 
 
-def _owners(batch: Sample, images: int) -> list[tuple[str, int]]:
-    """(key of the sample, index within it) of each image of the batch."""
+def _owners(batch: Sample, images: Sequence[Image]) -> list[tuple[int, str, int]]:
+    """(row, key of the sample, index within it) of each image of the batch."""
     if "segments" not in batch:
         raise RecipeError("patchify expects a batch with 'segments', got a single sample: put .batch(size) before it")
-    owners = [
-        (segment.key, index)
-        for segments in batch["segments"]
-        for segment in segments
-        for index in range(segment.last_image - segment.first_image)
-    ]
-    if len(owners) != images:
+    owners: list[tuple[int, str, int]] = []
+    for row, segments in enumerate(batch["segments"]):
+        own = [(row, s.key, index) for s in segments for index in range(s.last_image - s.first_image)]
+        if not own and len(owners) < len(images) and not images[len(owners)].data:
+            own = [(row, "", 0)]  # what pack(dummy_image=True) puts into a row without images
+        owners += own
+    if len(owners) != len(images):
         raise RecipeError(
-            f"patchify: expected every image to belong to a sample, got {images} images and segments that claim "
+            f"patchify: expected every image to belong to a sample, got {len(images)} images and segments that claim "
             f"{len(owners)}; an operator between pack and patchify changed 'images' or 'segments'"
         )
     return owners
 
 
-def _mask(batch: Sample, parts: Sequence[Part], outcomes: Sequence[Failure | None]) -> Sample:
+def _mask(batch: Sample, work: Work, outcomes: Sequence[Failure | None]) -> Sample:
     """`masked`, and new `labels` without the samples that failed; zeroes those samples' pixels in place."""
-    failed = _failed_segments(batch["segments"], outcomes)
-    for _, segment in failed:
-        for part in parts[segment.first_image : segment.last_image]:
+    failed = list(_failed_segments(batch["segments"], work.known, outcomes))
+    for _, segment, _ in failed:
+        for part in work.parts[segment.first_image : segment.last_image]:
             part.out[...] = 0
-    firsts = [next(filter(None, outcomes[segment.first_image : segment.last_image])) for _, segment in failed]
-    changes: Sample = {
-        "masked": [(segment.key, *failure) for (_, segment), failure in zip(failed, firsts, strict=True)]
-    }
+    changes: Sample = {"masked": [(segment.key, *failure) for _, segment, failure in failed]}
     if failed and "labels" in batch:
         labels = batch["labels"].copy()
-        for row, segment in failed:
+        for row, segment, _ in failed:
             labels[row, segment.start : segment.stop] = NO_LOSS
         changes["labels"] = labels
     return changes
 
 
 def _failed_segments(
-    segments: Sequence[Sequence[Segment]], outcomes: Sequence[Failure | None]
-) -> list[tuple[int, Segment]]:
-    return [
-        (row, segment)
-        for row, of_row in enumerate(segments)
-        for segment in of_row
-        if any(outcomes[segment.first_image : segment.last_image])
-    ]
+    segments: Sequence[Sequence[Segment]], known: Mapping[str, Failure], outcomes: Sequence[Failure | None]
+) -> Iterator[tuple[int, Segment, Failure]]:
+    """(row, segment, why) of each sample that is masked; of several bad images the first counts."""
+    for row, of_row in enumerate(segments):
+        for segment in of_row:
+            own = outcomes[segment.first_image : segment.last_image]
+            failure = known.get(segment.key) or next(filter(None, own), None)
+            if failure is not None:
+                yield row, segment, failure
