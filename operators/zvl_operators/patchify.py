@@ -142,7 +142,8 @@ class Patchify(SplitMap):
     def _check_promise(self, batch: Sample, parts: Sequence[Part], geometry: dict[str, npt.NDArray[Any]]) -> None:
         if "input_ids" not in batch:
             return
-        features = self.processor.layout.features(geometry)
+        image_rows = np.array([part.image.plan.rows for part in parts], dtype=np.int64)
+        features = self.processor.layout.features({**geometry, "image_rows": image_rows})
         placeholders = (batch["input_ids"] == self.processor.image_token_id).sum(axis=-1)
         owned = np.array([part.row for part in parts], dtype=np.int64)
         for row, segments in enumerate(batch["segments"]):

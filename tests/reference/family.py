@@ -213,7 +213,7 @@ class FamilyTests:
             theirs = reference(images=self.hf_images(to_pillow(images)), return_tensors="pt")
             plan = layout.plan(width, height)
             geometry = layout.geometry([plan])
-            assert layout.features(geometry).tolist() == [plan.tokens]
+            assert layout.features({**geometry, "image_rows": np.array([plan.rows])}).tolist() == [plan.tokens]
             ours = {name: torch.from_numpy(value) for name, value in geometry.items()}
             failed[width, height] = differences(ours, {name: theirs[name] for name in ours}, 0)
         assert {size: found for size, found in failed.items() if found} == {}
