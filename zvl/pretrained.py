@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from zvl.errors import RecipeError
+from zvl.layouts._qwen import CLIP_MEAN, CLIP_STD
 
 __all__ = ["FAMILIES", "Family", "Pretrained", "read_pretrained"]
 
@@ -66,16 +67,30 @@ FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
 
 
 def _qwen(saved: dict[str, Any]) -> dict[str, Any]:
-    names = ("patch_size", "merge_size", "temporal_patch_size", "image_mean", "image_std")
-    settings = {name: saved.pop(name) for name in names if name in saved}
-    # Saved as `min_pixels` and `max_pixels` once, as the edges of `size` since; where both stand the former win.
+    return _merge_blocks(saved, 1280 * 28 * 28, least=56 * 56, legacy=True)
+
+
+def _glm4v(saved: dict[str, Any]) -> dict[str, Any]:
+    return _merge_blocks(saved, 15_000 * 28 * 28, least=112 * 112, legacy=False)
+
+
+def _merge_blocks(saved: dict[str, Any], most: int, *, least: int, legacy: bool) -> dict[str, Any]:
+    """Settings of Qwen2VLImageProcessor and its like; what is not saved is the default of that class.
+
+    Bounds were saved as `min_pixels` and `max_pixels` once (`legacy`), as the edges of `size` since; where both stand
+    the former win.
+    """
+    defaults = {"patch_size": 14, "merge_size": 2, "temporal_patch_size": 2}
+    settings = {name: saved.pop(name, default) for name, default in defaults.items()}
+    settings["image_mean"] = saved.pop("image_mean", CLIP_MEAN)
+    settings["image_std"] = saved.pop("image_std", CLIP_STD)
     size = saved.pop("size", None) or {}
-    bounds = (("min_pixels", "shortest_edge", 56 * 56), ("max_pixels", "longest_edge", 1280 * 28 * 28))
+    bounds = (("min_pixels", "shortest_edge", least), ("max_pixels", "longest_edge", most))
     unknown = {name for name, value in size.items() if value is not None}.difference(*bounds)
     if unknown:
         raise RecipeError(f"size: expected shortest_edge and longest_edge, got {', '.join(sorted(unknown))}")
     for name, edge, default in bounds:
-        settings[name] = saved.pop(name, None) or size.get(edge) or size.get(name) or default
+        settings[name] = (legacy and saved.pop(name, None)) or size.get(edge) or size.get(name) or default
     if "resample" in saved:
         settings["resample"] = _filter(saved.pop("resample"))
     return settings
@@ -87,11 +102,23 @@ def _filter(number: Any) -> str:
     return FILTERS[number]
 
 
+GLM4V = ("Glm4vProcessor", "Glm46VProcessor", "Glm4vImageProcessor", "Glm46VImageProcessor")
+
 FAMILIES = (
+    Family("qwen3_vl", frozenset({"Qwen3VLProcessor", "qwen3_vl", "qwen3_vl_moe"}), _qwen),
+    Family(
+        "glm4v",
+        frozenset({"Glm4vProcessor", "Glm46VProcessor", "glm4v", "glm4v_moe", "glm46v", "Glm4vImageProcessor"}),
+        _glm4v,
+    ),
     Family("qwen2_5_vl", frozenset({"Qwen2_5_VLProcessor", "qwen2_5_vl"}), _qwen),
     Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),
 )
 """The known families. Names are looked up in order: processor_class, model_type, image_processor_type."""
+
+LEAKING = frozenset({"qwen3_5", "qwen3_5_moe"})
+"""Model types that share a processor with a family here, but whose linear attention carries its state from one sample
+of a pack on to the next."""
 
 
 def read_pretrained(path_or_hub_id: str | Path) -> Pretrained:
@@ -99,6 +126,11 @@ def read_pretrained(path_or_hub_id: str | Path) -> Pretrained:
     place = str(path_or_hub_id)
     saved, processor_class, image_type = _saved_settings(place)
     model_type = (_read_json(place, "config.json") or {}).get("model_type")
+    if model_type in LEAKING:
+        raise RecipeError(
+            f"{place}: the linear attention of {model_type} lets samples of a pack see each other in some modes; "
+            "without packing, name the layout yourself: Processor(layout, tokenizer, ...)"
+        )
     names = [_plain(name) for name in (processor_class, model_type, image_type) if name]
     for name in names:
         for family in FAMILIES:

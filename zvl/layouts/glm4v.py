@@ -25,7 +25,7 @@ class Glm4v(QwenLayout):
 
     min_pixels: int = 112 * 112
     """The least that frames times area is resized to, in pixels."""
-    max_pixels: int = 15_000 * 28 * 28
+    max_pixels: int = 12_288 * 28 * 28
     """The most that frames times area is resized to, in pixels."""
 
     image_token: ClassVar[str] = "<|image|>"
