@@ -151,8 +151,8 @@ def test_canaries_notice_one_pixel(monkeypatch: pytest.MonkeyPatch) -> None:
     before = canaries()
     true_decode = decode
 
-    def off_by_one(data: bytes, info: ImageInfo, codec: str = "auto") -> Pixels:
-        pixels = true_decode(data, info, codec).copy()
+    def off_by_one(data: bytes, info: ImageInfo, *options: Any) -> Pixels:
+        pixels = true_decode(data, info, *options).copy()
         pixels[3, 4, 1] ^= 1
         return pixels
 

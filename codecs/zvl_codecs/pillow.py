@@ -1,4 +1,4 @@
-"""The reference codec: what `PIL.Image.open(file).convert("RGB")` gives, as Hugging Face's processors do it."""
+"""The reference codec: what `PIL.Image.open(file).convert("RGB")` gives, or "RGBA" where there is transparency."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImageInfo
 from zvl.images.orientation import orient
-from zvl.images.pillow_open import PLUGINS, open_image
+from zvl.images.pillow_open import PLUGINS, draft, open_image
 from zvl.protocols import Pixels
 
 if TYPE_CHECKING:
@@ -19,16 +19,20 @@ __all__ = ["Pillow"]
 
 
 class Pillow:
-    """Every format, by Pillow; the first frame or page. Alpha is dropped, as by `convert("RGB")`.
+    """Every format, by Pillow; the first frame or page. Four channels where the file has alpha or transparent colours.
 
-    Differs from `convert("RGB")` where that clips: of 16-bit gray the high byte is kept, as Pillow itself does with
+    Differs from `convert` where that clips: of 16-bit gray the high byte is kept, as Pillow itself does with
     16-bit colour, and 32-bit pixels, whose range nobody knows, are bad data ("mode").
     """
 
     formats = frozenset(name for name, *_ in PLUGINS)
 
     def decode(self, data: bytes, info: ImageInfo) -> Pixels:
-        """RGB uint8 (H, W, 3), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
+        """RGB or RGBA uint8 (H, W, 3 or 4), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
+        return self.decode_scaled(data, info, 1)
+
+    def decode_scaled(self, data: bytes, info: ImageInfo, divisor: int) -> Pixels:
+        """The same, a JPEG at one `divisor`-th (1, 2, 4, 8) of its size."""
         from PIL import ImageFile
 
         if ImageFile.LOAD_TRUNCATED_IMAGES:
@@ -37,12 +41,13 @@ class Pillow:
                 "pass for a whole one; set it back before the first batch"
             )
         _, image = open_image(data)
+        draft(image, divisor)
         image.load()
         return orient(to_rgb(image), info.orientation)
 
 
 def to_rgb(image: Image) -> Pixels:
-    """The loaded image as an array of its own, uint8 (H, W, 3), not turned."""
+    """The loaded image as an array of its own, uint8 (H, W, 3 or 4), not turned."""
     if image.mode.startswith("I;16"):
         gray = (np.asarray(image) >> 8).astype(np.uint8)
         return np.broadcast_to(gray[..., None], (*gray.shape, 3))
@@ -51,6 +56,7 @@ def to_rgb(image: Image) -> Pixels:
         return np.broadcast_to(gray[..., None], (*gray.shape, 3))
     if image.mode in ("I", "F"):
         raise BadData("mode", f"expected 8 or 16 bits a channel, got 32 (Pillow's mode {image.mode!r})")
-    # Only the new image's metadata depend on it, and Pillow warns about what it cannot carry over.
-    image.info.pop("transparency", None)
+    # The test for transparency is that of Hugging Face's `convert_to_rgb`.
+    if "A" in image.getbands() or image.info.get("transparency") is not None:
+        return np.array(image if image.mode == "RGBA" else image.convert("RGBA"))
     return np.array(image if image.mode == "RGB" else image.convert("RGB"))

@@ -31,12 +31,12 @@ class PyVips:
     formats = frozenset(LOADERS)
 
     def decode(self, data: bytes, info: ImageInfo) -> Pixels:
-        """RGB uint8 (H, W, 3), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
+        """RGB or RGBA uint8 (H, W, 3 or 4), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
         import pyvips
 
         try:
             image = pyvips.Operation.call(LOADERS[info.format], data, access="sequential", fail_on="error")
-            if image.interpretation not in SPACES or image.format not in ("uchar", "ushort"):
+            if not plain(image, data):
                 return REFERENCE.decode(data, info)
             image.set_type(pyvips.GValue.gint_type, "concurrency", 1)
             pixels = to_rgb(image, image.write_to_memory())
@@ -44,14 +44,25 @@ class PyVips:
             return REFERENCE.decode(data, info)
         return orient(pixels, info.orientation)
 
+    def decode_scaled(self, data: bytes, info: ImageInfo, divisor: int) -> Pixels:
+        """A JPEG at one `divisor`-th of its size: by Pillow, since libvips rounds sizes down where JPEG rounds up."""
+        return REFERENCE.decode_scaled(data, info, divisor)
+
+
+def plain(image: Any, data: bytes) -> bool:
+    """Whether libvips' pixels are what Pillow would give: not CMYK, nor 16 bits with one transparent colour."""
+    if image.interpretation not in SPACES or image.format not in ("uchar", "ushort"):
+        return False
+    return image.format == "uchar" or image.bands in (1, 3) or data[25] in (4, 6)
+
 
 def to_rgb(image: Any, buffer: Any) -> Pixels:
-    """The image's pixels, uint8 (H, W, 3): high bytes of 16-bit channels, without alpha, gray repeated."""
+    """The image's pixels, uint8 (H, W, 3 or 4): high bytes of 16-bit channels, gray repeated."""
     shape = image.height, image.width, image.bands
     if image.format == "ushort":
         pixels: Pixels = (np.frombuffer(buffer, np.uint16) >> 8).astype(np.uint8).reshape(shape)
     else:
         pixels = np.frombuffer(buffer, np.uint8).reshape(shape)
-    if image.bands < 3:
-        return np.broadcast_to(pixels[..., :1], (image.height, image.width, 3))
-    return pixels[..., :3]
+    if image.bands == 1:
+        return np.broadcast_to(pixels, (image.height, image.width, 3))
+    return pixels[..., [0, 0, 0, 1]] if image.bands == 2 else pixels

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zvl.image import ImageInfo
 from zvl.images.orientation import orient
+from zvl.images.scaling import scaled_size
 from zvl.protocols import Pixels
 from zvl_codecs.pillow import Pillow
 
@@ -24,12 +25,18 @@ class TurboJpeg:
 
     def decode(self, data: bytes, info: ImageInfo) -> Pixels:
         """RGB uint8 (H, W, 3), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
+        return self.decode_scaled(data, info, 1)
+
+    def decode_scaled(self, data: bytes, info: ImageInfo, divisor: int) -> Pixels:
+        """The same at one `divisor`-th (1, 2, 4, 8) of the size."""
         import simplejpeg
 
+        width, height = scaled_size((info.width, info.height), divisor)
         try:
             if simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK"):
-                return REFERENCE.decode(data, info)
-            pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB")  # strict: any warning is an error
+                return REFERENCE.decode_scaled(data, info, divisor)
+            # strict: any warning is an error
+            pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, min_factor=divisor)
         except ValueError:
-            return REFERENCE.decode(data, info)
+            return REFERENCE.decode_scaled(data, info, divisor)
         return orient(pixels, info.orientation)

@@ -12,6 +12,7 @@ from zvl.errors import BadData, OperatorError, RecipeError, isolate
 from zvl.hashing import Rng, hash_ints, hash_text
 from zvl.image import Image
 from zvl.images import pixels as kernels
+from zvl.images.options import DecodeOptions
 from zvl.operator import Map, Operator, RandomMap, Sample, check_operator_class
 from zvl.protocols import Pixels, Resize
 
@@ -35,10 +36,13 @@ def probed(sample: Sample) -> Sequence[Image]:
     return images
 
 
-def decode(image: Image, codec: str, key: str, index: int) -> Pixels:
-    """Decode to uint8 (H, W, 3), `image.info.size`. BadData names the image's place in its sample, and the sample."""
+def decode(image: Image, codec: str, options: DecodeOptions, key: str, index: int) -> Pixels:
+    """Decode to uint8 (H, W, 3), `image.info.size`, or with `jpeg_scale` at least the planned size.
+
+    BadData names the image's place in its sample, and the sample.
+    """
     try:
-        return kernels.decode(image.data, image.info, codec=codec)
+        return kernels.decode(image.data, image.info, codec, options, (image.plan.width, image.plan.height))
     except BadData as error:
         raise BadData(error.reason, f"image {index} of sample {key!r}: {error.detail}") from error
 

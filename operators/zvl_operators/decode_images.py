@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zvl.image import Image
+from zvl.images.options import DecodeOptions
 from zvl.images.pixels import canaries
 from zvl.operator import Map, Sample
 from zvl.protocols import Filter, Pixels
@@ -29,6 +31,11 @@ class DecodeImages(Map):
     """With one, images are resized to the size that `probe_images` planned, by its backend; without, they are not."""
     codec: str = "auto"
     """The decoder: a codec's name, or "auto", which chooses by format and size."""
+    background: str | None = None
+    """The colour behind transparent pixels: "white", "black" or "#rrggbb"; "drop" forgets the transparency. None does
+    what the family's Hugging Face processor does: white."""
+    icc: Literal["ignore", "srgb"] = "ignore"
+    """"srgb" turns pixels with a colour profile into sRGB; "ignore" takes them as they are, as Hugging Face does."""
     filter: Filter = "bicubic"
     """The filter of the resize."""
     on_error: Literal["raise", "drop"] = "raise"
@@ -38,10 +45,15 @@ class DecodeImages(Map):
 
     def __post_init__(self) -> None:
         check_codec(self.codec)
+        _ = self._options
 
     def pixels_fingerprint(self) -> str:
         """A hash of what this machine's codec and resize make of a few test images."""
-        return canaries(self.codec, self.processor.resize if self.processor else "torch")
+        return canaries(self.codec, self.processor.resize if self.processor else "torch", self._options)
+
+    @cached_property
+    def _options(self) -> DecodeOptions:
+        return DecodeOptions(background=self.background, icc=self.icc)
 
     def __call__(self, sample: Sample) -> Sample:
         key = sample.get("__key__", "")
@@ -49,7 +61,7 @@ class DecodeImages(Map):
         return {**sample, "pixels": pixels}
 
     def _decode(self, image: Image, key: str, index: int) -> Pixels:
-        pixels = decode(image, self.codec, key, index)
+        pixels = decode(image, self.codec, self._options, key, index)
         if self.processor is None:
             return pixels
         return resizer(self.processor.resize)(pixels, image.plan.width, image.plan.height, self.filter)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import numpy.typing as npt
 from zvl.batch import Segment
 from zvl.errors import BadData, RecipeError
 from zvl.image import Image
+from zvl.images.options import DecodeOptions
 from zvl.images.pixels import canaries
 from zvl.operator import Map, Operator, RandomMap, Sample, SplitMap
 from zvl.protocols import Filter, Pixels
@@ -73,6 +75,13 @@ class Patchify(SplitMap):
     """Whose layout cuts, and whose `resize` names the backend."""
     codec: str = "auto"
     """The decoder: a codec's name, or "auto", which chooses by format and size."""
+    background: str | None = None
+    """The colour behind transparent pixels: "white", "black" or "#rrggbb"; "drop" forgets the transparency. None does
+    what the family's Hugging Face processor does: white."""
+    icc: Literal["ignore", "srgb"] = "ignore"
+    """"srgb" turns pixels with a colour profile into sRGB; "ignore" takes them as they are, as Hugging Face does."""
+    jpeg_scale: bool = False
+    """Decode JPEGs at 1/2, 1/4 or 1/8 of their size where that still covers the planned size: faster, other pixels."""
     on_error: Literal["raise", "mask"] = "raise"
     """An image that cannot be decoded stops the run, or its sample keeps its place: labels -100, and the pixels of
     all its images zero bytes."""
@@ -86,12 +95,17 @@ class Patchify(SplitMap):
 
     def __post_init__(self) -> None:
         check_codec(self.codec)
+        _ = self._options
         operators: Sequence[Operator] = self.pixels
         object.__setattr__(self, "pixels", check_pixel_operators(operators))
 
     def pixels_fingerprint(self) -> str:
         """A hash of what this machine's codec and resize make of a few test images."""
-        return canaries(self.codec, self.processor.resize)
+        return canaries(self.codec, self.processor.resize, self._options)
+
+    @cached_property
+    def _options(self) -> DecodeOptions:
+        return DecodeOptions(background=self.background, icc=self.icc, jpeg_scale=self.jpeg_scale)
 
     def begin(self, sample: Sample) -> tuple[Work, Sequence[Part]]:
         """Allocate `pixel_values`; one part an image."""
@@ -113,7 +127,7 @@ class Patchify(SplitMap):
             part.out[...] = 0
             return state.known.get(part.key)
         try:
-            decoded = decode(part.image, self.codec, part.key, part.number)
+            decoded = decode(part.image, self.codec, self._options, part.key, part.number)
             self._write(decoded, part)
         except BadData as error:
             if self.on_error == "raise":

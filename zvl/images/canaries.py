@@ -1,4 +1,4 @@
-"""Four small pictures, of which `zvl.images.pixels.canaries` hashes what this machine makes.
+"""Small pictures, of which `zvl.images.pixels.canaries` hashes what this machine makes.
 
 72x56 and 36x28 pixels of colour waves with an edge and grain, written once by Pillow: a JPEG with 4:2:0 subsampling, a
 gray progressive one, a PNG with alpha and a lossy WebP. Changing a byte here changes every pixel fingerprint.
@@ -7,9 +7,10 @@ gray progressive one, a PNG with alpha and a lossy WebP. Changing a byte here ch
 from __future__ import annotations
 
 import functools
+import struct
 from base64 import b64decode
 
-__all__ = ["canary_images"]
+__all__ = ["canary_images", "wide_profile", "with_profile"]
 
 TEXTS = {
     "jpeg": (
@@ -62,5 +63,38 @@ TEXTS = {
 
 @functools.cache
 def canary_images() -> dict[str, bytes]:
-    """Name to file, in a fixed order."""
-    return {name: b64decode(text) for name, text in TEXTS.items()}
+    """Name to file, in a fixed order. The last is the first with a colour profile, for ``icc="srgb"``."""
+    files = {name: b64decode(text) for name, text in TEXTS.items()}
+    return {**files, "jpeg profile": with_profile(files["jpeg"], wide_profile())}
+
+
+def with_profile(jpeg: bytes, profile: bytes) -> bytes:
+    """A JPEG with a colour profile of less than 64 kB in a segment of its own."""
+    body = b"ICC_PROFILE\0\1\1" + profile
+    return jpeg[:2] + b"\xff\xe2" + struct.pack(">H", len(body) + 2) + body + jpeg[2:]
+
+
+def wide_profile() -> bytes:
+    """A colour profile with the primaries of Adobe RGB (1998) and a gamma of 2.2; source: ICC.1:2001-04."""
+    points = {
+        b"wtpt": (0.9642, 1.0, 0.8249),
+        b"rXYZ": (0.6097, 0.3111, 0.0195),
+        b"gXYZ": (0.2053, 0.6257, 0.0609),
+        b"bXYZ": (0.1492, 0.0632, 0.7446),
+    }
+    tags = {name: b"XYZ \0\0\0\0" + b"".join(fixed(value) for value in xyz) for name, xyz in points.items()}
+    tags |= dict.fromkeys((b"rTRC", b"gTRC", b"bTRC"), b"curv\0\0\0\0" + struct.pack(">IHxx", 1, round(2.2 * 256)))
+    tags |= {b"desc": b"desc\0\0\0\0\0\0\0\5wide\0" + bytes(79), b"cprt": b"text\0\0\0\0none\0\0\0\0"}
+    table, bodies, place = struct.pack(">I", len(tags)), b"", 132 + 12 * len(tags)
+    for name, body in tags.items():
+        table += struct.pack(">4sII", name, place + len(bodies), len(body))
+        bodies += body
+    header = struct.pack(">I4sI4s4s4s", place + len(bodies), bytes(4), 0x02100000, b"mntr", b"RGB ", b"XYZ ")
+    header += struct.pack(">6H4s", 2026, 1, 1, 0, 0, 0, b"acsp") + bytes(28)
+    header += b"".join(fixed(value) for value in points[b"wtpt"]) + bytes(48)
+    return header + table + bodies
+
+
+def fixed(value: float) -> bytes:
+    """A number as ICC writes it: 32 bits, 16 of them behind the point."""
+    return struct.pack(">i", round(value * 65536))

@@ -21,11 +21,11 @@ MAX_SOURCE_PIXELS = 178_956_970
 def probe(data: bytes, *, max_aspect: float = MAX_ASPECT, max_source_pixels: int = MAX_SOURCE_PIXELS) -> ImageInfo:
     """Read the header; refuse what should never be decoded. Decodes nothing.
 
-    JPEG, PNG, WebP, GIF and BMP are parsed here, in a few microseconds; everything else by Pillow. Raises BadData with
-    one of the reasons "empty", "format", "header", "zero_size", "aspect" (longest side over shortest above
+    JPEG, PNG, WebP, GIF, BMP and HEIC are parsed here, in a few microseconds; everything else by Pillow. Raises
+    BadData with one of the reasons "empty", "format", "header", "zero_size", "aspect" (longest side over shortest above
     `max_aspect`), "pixel_bomb" (more than `max_source_pixels` pixels). The parsers' orientation is that of
-    `zvl.images.orientation`. Pillow turns TIFF files by itself, so their sizes are given turned, with orientation 1; what
-    AVIF says by its own boxes, Pillow gives as EXIF.
+    `zvl.images.orientation`. Pillow turns TIFF files by itself, and libheif HEIC, so their sizes are given turned, with
+    orientation 1; what AVIF says by its own boxes, Pillow gives as EXIF.
     """
     if not data:
         raise BadData("empty", "expected an image, got an empty file")

@@ -1,8 +1,8 @@
 """Size and orientation from the first bytes of JPEG, PNG, WebP, GIF and BMP files, without any library.
 
 Each parser returns an ImageInfo and raises IndexError or struct.error where the bytes end too soon, ValueError where
-they make no sense; `zvl.images.header.probe` makes sentences of these. Sources: ITU-T T.81 annex B (JPEG), the W3C's PNG
-specification (third edition), Google's WebP container and VP8 / VP8L bitstream specifications, CompuServe's GIF89a.
+they make no sense; `zvl.images.header.probe` makes sentences of these. Sources: ITU-T T.81 annex B (JPEG), the W3C's
+PNG specification (third edition), Google's WebP container and VP8 / VP8L bitstream specifications, CompuServe's GIF89a.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 
 from zvl.image import ImageInfo
+from zvl.images.heif import heif, is_heif
 from zvl.images.orientation import orientation
 
 __all__ = ["Parser", "parser_for"]
@@ -42,6 +43,8 @@ def parser_for(data: bytes) -> Parser | None:
         return gif
     if data.startswith(b"BM"):
         return bmp
+    if is_heif(data):
+        return heif
     return None
 
 

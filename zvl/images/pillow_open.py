@@ -1,7 +1,8 @@
 """Pillow's view of a file's header, without what `PIL.Image.open` does beside: global warnings and odd formats.
 
 Only plugins in `PLUGINS` are tried: Pillow has others that start programs (EPS) or take any bytes for an image (TGA).
-The size guard is zvl's own (`zvl.images.header.probe`), so Pillow's, which warns through a process-wide setting, is left out.
+The size guard is zvl's own (`zvl.images.header.probe`), so Pillow's, which warns through a process-wide setting, is
+left out.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from zvl.errors import BadData, isolate
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["open_image"]
+__all__ = ["PLUGINS", "draft", "open_image"]
 
 PLUGINS = (
     ("jpeg", "JpegImagePlugin", "JpegImageFile"),
@@ -66,3 +67,9 @@ def open_image(data: bytes) -> tuple[str, Image]:
         "format",
         f"expected an image ({', '.join(name for name, *_ in PLUGINS)}), got bytes that begin with {prefix!r}",
     )
+
+
+def draft(image: Image, divisor: int) -> None:
+    """Let an opened JPEG be decoded at one `divisor`-th of its size; others stay as they are."""
+    if divisor > 1:
+        image.draft(None, (max(1, image.width // divisor), max(1, image.height // divisor)))

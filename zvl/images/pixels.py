@@ -12,14 +12,19 @@ from zvl import registry
 from zvl.errors import BadData, RecipeError, isolate
 from zvl.image import ImageInfo
 from zvl.images.canaries import canary_images
+from zvl.images.colour import composite, to_srgb
 from zvl.images.header import probe
+from zvl.images.options import DecodeOptions
+from zvl.images.scaling import jpeg_divisor, scaled_size
 from zvl.protocols import Codec, Filter, Pixels
 
 __all__ = ["Backend", "canaries", "codec_for", "decode", "resize"]
 
 Backend = Literal["torch", "pillow"]
 
-AUTO = {"jpeg": "turbojpeg", "png": "pyvips"}
+DEFAULT = DecodeOptions()
+
+AUTO = {"jpeg": "turbojpeg", "png": "pyvips", "heif": "heif"}
 """The fastest codec of a format, in every size class; `pillow` for all others. Measured and explained in
 `docs/decisions/2026-11-29-codecs.md`."""
 
@@ -40,8 +45,16 @@ def codec_named(name: str) -> Codec:
     return made
 
 
-def decode(data: bytes, info: ImageInfo, codec: str = "auto") -> Pixels:
+def decode(
+    data: bytes,
+    info: ImageInfo,
+    codec: str = "auto",
+    options: DecodeOptions = DEFAULT,
+    planned: tuple[int, int] | None = None,
+) -> Pixels:
     """The file's pixels, RGB uint8 (H, W, 3), as a person sees them: exactly `info.size`. Strides are free.
+
+    With `options.jpeg_scale`, a JPEG is as small as JPEG allows, but no smaller than `planned`, (width, height).
 
     Raises BadData: "codec" where the codec does not read the format, "size" where the pixels do not have the size of
     the header, "decode" for everything a library raises.
@@ -53,16 +66,26 @@ def decode(data: bytes, info: ImageInfo, codec: str = "auto") -> Pixels:
         raise BadData(
             "codec", f"the codec {name!r} reads {readable}, got {info.format}: choose codec='auto' or 'pillow'"
         )
+    scaled = getattr(decoder, "decode_scaled", None) if options.jpeg_scale and info.format == "jpeg" else None
+    divisor = jpeg_divisor(info, *planned) if scaled and planned else 1
     with isolate(lambda error: BadData("decode", f"codec {name!r} on {info.format} of {len(data):,} bytes: {error}")):
-        pixels = decoder.decode(data, info)
-    width, height = info.size
-    if pixels.shape != (height, width, 3) or pixels.dtype != np.uint8:
+        pixels = scaled(data, info, divisor) if scaled and divisor > 1 else decoder.decode(data, info)
+        check_pixels(pixels, info, divisor, name)
+        if options.icc == "srgb":
+            profile_of = getattr(decoder, "icc_profile", None)
+            pixels = to_srgb(pixels, data, info, divisor, profile_of(data) if profile_of else None)
+        return composite(pixels, options.colour)
+
+
+def check_pixels(pixels: Pixels, info: ImageInfo, divisor: int, codec: str) -> None:
+    """Raise BadData "size" unless the pixels are RGB or RGBA of the size that the header promised."""
+    width, height = scaled_size(info.size, divisor)
+    if pixels.dtype != np.uint8 or pixels.shape not in ((height, width, 3), (height, width, 4)):
         raise BadData(
             "size",
             f"expected uint8 ({height}, {width}, 3) as the {info.format} header says, "
-            f"got {pixels.dtype} {pixels.shape} from the codec {name!r}",
+            f"got {pixels.dtype} {pixels.shape} from the codec {codec!r}",
         )
-    return pixels
 
 
 def resize(pixels: Pixels, width: int, height: int, filter: Filter, backend: Backend = "torch") -> Pixels:
@@ -119,7 +142,11 @@ def resize_pillow(pixels: Pixels, width: int, height: int, filter: Filter) -> Pi
 FILTERS: tuple[Filter, ...] = ("nearest", "bilinear", "bicubic", "lanczos")
 
 
-def canaries(codec: str = "auto", backend: Backend = "torch") -> str:
+PLANNED = (30, 20)
+"""The size for which the canaries are decoded: small enough for `jpeg_scale` to halve them."""
+
+
+def canaries(codec: str = "auto", backend: Backend = "torch", options: DecodeOptions = DEFAULT) -> str:
     """SHA-256 of what this machine's libraries make of a few small pictures: the fingerprint of pixels.
 
     Machines that agree here decode and resize alike as far as can be told in some milliseconds. Pictures that a codec
@@ -130,7 +157,7 @@ def canaries(codec: str = "auto", backend: Backend = "torch") -> str:
         info = probe(data)
         if codec != "auto" and info.format not in codec_named(codec).formats:
             continue
-        pixels = decode(data, info, codec)
+        pixels = decode(data, info, codec, options, PLANNED)
         digest.update(name.encode() + pixels.tobytes())
         for filter in FILTERS:
             for width, height in ((40, 28), (90, 80)):

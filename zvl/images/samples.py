@@ -140,5 +140,5 @@ def others() -> dict[str, bytes]:
 
 @functools.cache
 def sample_images() -> dict[str, bytes]:
-    """Name to file. The first word of a name is the format as `zvl.images.header.probe` gives it, but for "mpo" (jpeg)."""
+    """Name to file. The first word of a name is the format as `probe` gives it, but for "mpo" (jpeg)."""
     return {**jpegs(), **pngs(), **webps(), **others()}
