@@ -13,6 +13,7 @@ from zvl.images.samples import sample_images
 from zvl_codecs.pillow import Pillow
 
 FILES = sample_images()
+CLIPPED = ("png 16 pillow", "png 16 gray", "png 16 gray clear", "tiff 16", "jpeg2000 16")
 every_file = pytest.mark.parametrize("name", FILES)
 
 
@@ -29,7 +30,7 @@ def test_equals_pillows_own_conversion(name: str) -> None:
     pixels = Pillow().decode(FILES[name], info)
     assert (pixels.shape[1], pixels.shape[0]) == info.size
     assert pixels.dtype == np.uint8
-    if name in ("png 16 pillow", "png 16 gray", "tiff 16"):  # there Pillow's conversion clips
+    if name in CLIPPED:  # there Pillow's conversion clips
         wide = np.asarray(Image.open(BytesIO(FILES[name])))
         assert wide.max() > 255
         np.testing.assert_array_equal(pixels, np.repeat((wide // 256)[..., None], 3, axis=2))
@@ -43,7 +44,7 @@ def test_a_file_cut_anywhere_is_bad_data(name: str) -> None:
     info = probe(data)
     for tenth in range(1, 10):
         cut = data[: len(data) * tenth // 10]
-        if tenth > 4 and name in ("png animated", "gif animated", "mpo"):  # the cut may lie behind the first frame
+        if tenth > 2 and ("animated" in name or name in ("mpo", "tiff pages")):  # the cut may lie behind the first frame
             try:
                 pixels = decode(cut, info, "pillow")
             except BadData:

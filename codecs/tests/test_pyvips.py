@@ -35,7 +35,7 @@ def test_a_file_cut_anywhere_is_bad_data(name: str) -> None:
     whole = decode(data, info, "pyvips")
     for tenth in range(1, 10):
         cut = data[: len(data) * tenth // 10]
-        if tenth > 4 and name in ("png animated", "mpo"):  # the cut may lie behind the first frame
+        if tenth > 2 and ("animated" in name or name == "mpo"):  # the cut may lie behind the first frame
             try:
                 pixels = decode(cut, info, "pyvips")
             except BadData:

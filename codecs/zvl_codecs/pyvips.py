@@ -50,10 +50,14 @@ class PyVips:
 
 
 def plain(image: Any, data: bytes) -> bool:
-    """Whether libvips' pixels are what Pillow would give: not CMYK, nor 16 bits with one transparent colour."""
+    """Whether libvips' pixels are what Pillow would give: not CMYK, nor one transparent colour at other than 8 bits.
+
+    There Pillow compares the colour as stored with pixels as scaled.
+    """
     if image.interpretation not in SPACES or image.format not in ("uchar", "ushort"):
         return False
-    return image.format == "uchar" or image.bands in (1, 3) or data[25] in (4, 6)
+    bits, colour_type = data[24], data[25]  # of a PNG; JPEG has one or three bands
+    return image.bands in (1, 3) or bits == 8 or colour_type not in (0, 2)
 
 
 def to_rgb(image: Any, buffer: Any) -> Pixels:

@@ -1,7 +1,7 @@
 """Small pictures in every format and sub-format that a codec meets, for testing codecs.
 
-All show the same scene; sizes are odd, so that subsampled blocks stick out. Most are written by Pillow; 16-bit colour
-PNGs are written here, because Pillow writes only gray ones.
+All show the same scene or noise; sizes are odd, so that subsampled blocks stick out. Most are written by Pillow, the
+rest by libvips and libjpeg-turbo or here, where Pillow cannot.
 """
 
 from __future__ import annotations
@@ -44,24 +44,69 @@ def with_alpha(image: Image.Image) -> Image.Image:
     return image
 
 
-def wide_png(channels: int, *, interlaced: bool = False) -> bytes:
-    """A 16-bit PNG of noise with 1 to 4 channels, optionally in Adam7's seven passes."""
-    colour_type = {1: 0, 2: 4, 3: 2, 4: 6}[channels]
-    values = np.random.default_rng(channels).integers(0, 65536, (HEIGHT, WIDTH, channels)).astype(">u2")
-    passes = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+CHANNELS = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}
+"""PNG's colour types: gray, RGB, palette, gray with alpha, RGBA."""
+ADAM7 = [(0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2)]
+
+
+def noise_png(bits: int, colour_type: int, *, interlaced: bool = False, clear: bool = False) -> bytes:
+    """A PNG of noise, in Adam7's seven passes if `interlaced`; `clear` makes one colour (or palette) transparent."""
+    channels = CHANNELS[colour_type]
+    values = np.random.default_rng(bits).integers(0, 1 << bits, (HEIGHT, WIDTH, channels)).astype(">u2")
     rows = b""
-    for left, top, across, down in passes if interlaced else [(0, 0, 1, 1)]:
-        rows += b"".join(b"\0" + row.tobytes() for row in values[top::down, left::across])
-    header = struct.pack(">IIBBBBB", WIDTH, HEIGHT, 16, colour_type, 0, 0, int(interlaced))
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
-    body = b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + body
+    for left, top, across, down in ADAM7 if interlaced else [(0, 0, 1, 1)]:
+        rows += b"".join(b"\0" + packed(row, bits) for row in values[top::down, left::across])
+    chunks = [(b"IHDR", struct.pack(">IIBBBBB", WIDTH, HEIGHT, bits, colour_type, 0, 0, int(interlaced)))]
+    if colour_type == 3:
+        chunks.append((b"PLTE", np.random.default_rng(3).bytes(3 << bits)))
+    if clear:
+        first = values[0, 0].tobytes()
+        chunks.append((b"tRNS", bytes(range(min(200, 1 << bits))) if colour_type == 3 else first))
+    chunks += [(b"IDAT", zlib.compress(rows)), (b"IEND", b"")]
+    return b"\x89PNG\r\n\x1a\n" + b"".join(png_chunk(*chunk) for chunk in chunks)
+
+
+def png_chunk(name: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
+
+
+def packed(row: np.ndarray, bits: int) -> bytes:
+    """A row of 16-bit values as `bits` each, the first in the highest bits of a byte."""
+    if bits == 16:
+        return row.tobytes()
+    digits = np.unpackbits(row.astype(np.uint8).reshape(-1, 1), axis=1)[:, 8 - bits :]
+    return np.packbits(digits).tobytes()
+
+
+def without_segment(jpeg: bytes, marker: int) -> bytes:
+    """A JPEG without its first segment of a kind."""
+    place = jpeg.index(bytes((0xFF, marker)))
+    return jpeg[:place] + jpeg[place + 2 + int.from_bytes(jpeg[place + 2 : place + 4], "big") :]
+
+
+def as_ycck(jpeg: bytes) -> bytes:
+    """A CMYK JPEG whose Adobe marker says that its inks were stored as YCCK; the colours become others."""
+    place = jpeg.index(b"Adobe") + 11
+    return jpeg[:place] + b"\2" + jpeg[place + 1 :]
+
+
+def by_vips(image: Image.Image | np.ndarray, suffix: str, **options: object) -> bytes:
+    """Written by libvips, where Pillow cannot."""
+    import pyvips
+
+    return bytes(pyvips.Image.new_from_array(np.asarray(image)).write_to_buffer(suffix, **options))
+
+
+def by_turbo(image: Image.Image, subsampling: str) -> bytes:
+    """Written by libjpeg-turbo's own interface, with a subsampling that Pillow does not offer."""
+    import simplejpeg
+
+    return bytes(simplejpeg.encode_jpeg(np.array(image), 85, "RGB", subsampling))
 
 
 def jpegs() -> dict[str, bytes]:
     image = photo()
+    cmyk = encode(image.convert("CMYK"), "JPEG")
     return {
         "jpeg": encode(image, "JPEG"),
         "jpeg 4:4:4": encode(image, "JPEG", subsampling="4:4:4", quality=95),
@@ -73,7 +118,11 @@ def jpegs() -> dict[str, bytes]:
         "jpeg rgb": encode(image, "JPEG", keep_rgb=True),
         "jpeg gray": encode(image.convert("L"), "JPEG"),
         "jpeg gray progressive": encode(image.convert("L"), "JPEG", progressive=True),
-        "jpeg cmyk": encode(image.convert("CMYK"), "JPEG"),
+        "jpeg 4:4:0": by_turbo(image, "440"),
+        "jpeg cmyk": cmyk,
+        "jpeg cmyk progressive": encode(image.convert("CMYK"), "JPEG", progressive=True),
+        "jpeg cmyk no adobe": without_segment(cmyk, 0xEE),
+        "jpeg ycck": as_ycck(cmyk),
     }
 
 
@@ -95,12 +144,22 @@ def pngs() -> dict[str, bytes]:
         "png la": encode(with_alpha(image).convert("LA"), "PNG"),
         "png rgba": encode(with_alpha(image), "PNG"),
         "png 16 pillow": encode(Image.fromarray(gray * 257), "PNG"),
-        "png 16 gray": wide_png(1),
-        "png 16 la": wide_png(2),
-        "png 16 rgb": wide_png(3),
-        "png 16 rgba": wide_png(4),
-        "png 16 interlaced": wide_png(3, interlaced=True),
+        "png 16 gray": noise_png(16, 0),
+        "png 16 gray clear": noise_png(16, 0, clear=True),
+        "png 16 la": noise_png(16, 4),
+        "png 16 rgb": noise_png(16, 2),
+        "png 16 rgb clear": noise_png(16, 2, clear=True),
+        "png 16 rgba": noise_png(16, 6),
+        "png 16 interlaced": noise_png(16, 2, interlaced=True),
+        "png 1 interlaced": noise_png(1, 0, interlaced=True),
+        "png 2 gray": noise_png(2, 0),
+        "png 4 gray clear": noise_png(4, 0, clear=True),
+        "png 4 palette interlaced": noise_png(4, 3, interlaced=True, clear=True),
+        "png rgba interlaced": noise_png(8, 6, interlaced=True),
         "png animated": encode(image, "PNG", save_all=True, append_images=[image.rotate(90)]),
+        "png animated apart": encode(
+            image, "PNG", save_all=True, default_image=True, append_images=[image.rotate(90), image.rotate(180)]
+        ),
     }
 
 
@@ -125,12 +184,21 @@ def others() -> dict[str, bytes]:
         "bmp": encode(image, "BMP"),
         "bmp gray": encode(image.convert("L"), "BMP"),
         "tiff": encode(image, "TIFF"),
+        "tiff tiled": by_vips(image, ".tif", tile=True, tile_width=32, tile_height=32, compression="deflate"),
+        "tiff 16 rgb": by_vips(np.asarray(image).astype(np.uint16) * 257, ".tif"),
+        "tiff alpha": encode(with_alpha(image), "TIFF"),
+        "tiff pages": encode(image, "TIFF", save_all=True, append_images=[image.rotate(90)]),
         "tiff lzw": encode(image, "TIFF", compression="tiff_lzw"),
         "tiff cmyk": encode(image.convert("CMYK"), "TIFF"),
         "tiff 16": encode(Image.fromarray(gray * 257), "TIFF"),
         "avif": encode(image, "AVIF"),
         "avif alpha": encode(with_alpha(image), "AVIF"),
         "jpeg2000": encode(image, "JPEG2000"),
+        "avif animated": encode(image, "AVIF", save_all=True, append_images=[image.rotate(90)]),
+        "jpeg2000 alpha": encode(with_alpha(image), "JPEG2000"),
+        "jpeg2000 gray": encode(image.convert("L"), "JPEG2000"),
+        "jpeg2000 16": encode(Image.fromarray(gray * 257), "JPEG2000"),
+        "jpeg2000 stream": encode(image, "JPEG2000", no_jp2=True),
         "jpeg2000 lossy": encode(image, "JPEG2000", quality_mode="rates", quality_layers=[20]),
         "ppm": encode(image, "PPM"),
         "ico": encode(image, "ICO", sizes=[(48, 48)]),
