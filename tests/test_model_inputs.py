@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from reference.flash import as_flash_model, serve_flash
 from zvl.errors import RecipeError
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
 from zvl.model_inputs import model_inputs, text_positions
@@ -196,56 +196,14 @@ def test_packed_loss_equals_the_loss_alone(isolation: Any) -> None:
     assert float(loss) == pytest.approx(total / count, rel=1e-6)
 
 
-def reference_flash(calls: list[str]) -> Any:
-    """Stand-ins for the two flash kernels, (total, heads, size) each; `calls` records which one served."""
-
-    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool) -> torch.Tensor:
-        q, k, v = (x.transpose(-3, -2) for x in (q, k, v))
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, is_causal=causal, enable_gqa=True)
-        return out.transpose(-3, -2)
-
-    def flash(q: Any, k: Any, v: Any, *, causal: bool, softmax_scale: float, **_: Any) -> torch.Tensor:
-        calls.append("plain")
-        return attend(q, k, v, softmax_scale, causal)
-
-    def varlen(
-        q: Any, k: Any, v: Any, *, cu_seqlens_q: torch.Tensor, causal: bool, softmax_scale: float, **_: Any
-    ) -> torch.Tensor:
-        calls.append("varlen")
-        pieces = zip(*(x.tensor_split(cu_seqlens_q[1:-1].tolist()) for x in (q, k, v)), strict=True)
-        return torch.cat([attend(*piece, softmax_scale, causal) for piece in pieces])
-
-    return flash, varlen
-
-
 @pytest.fixture
 def flash_calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Let transformers' own flash attention dispatch run on the CPU, on the stand-ins, as "flash_reference"."""
-    from transformers import modeling_flash_attention_utils as utils
-    from transformers.integrations.flash_attention import flash_attention_forward
-    from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, flash_attention_mask
-    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-    calls: list[str] = []
-    flash, varlen = reference_flash(calls)
-
-    def keep(**arguments: Any) -> dict[str, Any]:
-        return {"causal": arguments["is_causal"], "softmax_scale": arguments["softmax_scale"]}
-
-    found = ((flash, varlen, None, None, None), (keep, None))
-    monkeypatch.setattr(utils, "lazy_import_flash_attention", lambda *_, **__: found)
-    ALL_ATTENTION_FUNCTIONS.register("flash_reference", flash_attention_forward)
-    ALL_MASK_ATTENTION_FUNCTIONS.register("flash_reference", flash_attention_mask)
-    return calls
+    """Which of the two flash kernels served, call by call."""
+    return serve_flash(monkeypatch)
 
 
 def flash_model() -> Any:
-    """The same weights, both towers on the stand-ins."""
-    model = copy.deepcopy(tiny_model("sdpa"))
-    for module in model.modules():
-        if hasattr(module, "config"):
-            module.config._attn_implementation = "flash_reference"
-    return model
+    return as_flash_model(tiny_model("sdpa"))
 
 
 @pytest.mark.parametrize("rows", sorted(BATCHES))

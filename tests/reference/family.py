@@ -35,6 +35,7 @@ import pytest
 import torch
 
 from reference.chats import CHATS, count_images, turn
+from reference.flash import as_flash_model, serve_flash
 from reference.pictures import cut, pictures
 from reference.samples import differences, packed, planned, stacked, to_pillow
 from reference.torchvision_cpu import default_image_processor
@@ -54,6 +55,7 @@ CELLS: Mapping[str, str] = {
     "position_ids": "test_position_ids",
     "model_inputs": "test_model_inputs",
     "packed forward": "test_packed_forward",
+    "flash attention": "test_packed_forward_of_flash_attention",
     "leaks are seen": "test_a_leak_would_be_seen",
 }
 """What must hold for a family, and the test that shows it."""
@@ -273,6 +275,19 @@ class FamilyTests:
             inputs = forward.pair.ours.model_inputs(batch, dtype=torch.float64, isolation=isolation)
             assert self.worst(forward, batch, inputs, attention) < LOGITS
 
+    def test_packed_forward_of_flash_attention(
+        self, qwen_tokenizer: Path, photos: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """isolation="varlen" where it matters: in transformers' flash path, kernels replaced."""
+        forward = self.forward(qwen_tokenizer, photos)
+        lengths = [len(sample["input_ids"]) for sample in forward.samples]
+        calls = serve_flash(monkeypatch)
+        for max_tokens in (sum(lengths) + 7, sum(lengths) - min(lengths) + 3):
+            batch = stacked(forward.pair.ours, packed(forward.samples, max_tokens))
+            inputs = forward.pair.ours.model_inputs(batch, dtype=torch.float64, isolation="varlen")
+            assert self.worst(forward, batch, inputs, "flash") < LOGITS
+        assert "varlen" in calls
+
     def test_a_leak_would_be_seen(self, qwen_tokenizer: Path, photos: dict[str, bytes]) -> None:
         """Guards the test above: with positions that run on through the pack, the samples see each other."""
         forward = self.forward(qwen_tokenizer, photos)
@@ -343,10 +358,12 @@ class FamilyTests:
         """The largest difference between the logits of a pack and those of its samples alone."""
         inputs = {name: value for name, value in inputs.items() if name != "labels"}
         inputs["input_ids"] = forward.small(inputs["input_ids"])
+        reference = "sdpa" if attention == "flash" else attention
+        model = self.tiny_model(forward, reference)
         with torch.no_grad():
-            logits = self.tiny_model(forward, attention)(**inputs).logits
+            logits = (as_flash_model(model) if attention == "flash" else model)(**inputs).logits
         logits = logits.reshape(*batch["input_ids"].shape, -1)
-        alone = self.alone(forward, attention)
+        alone = self.alone(forward, reference)
         found = {
             segment.key: float((logits[row, segment.start : segment.stop] - alone[segment.key]).abs().max())
             for row, segments in enumerate(batch.segments)
