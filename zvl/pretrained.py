@@ -7,8 +7,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from zvl import registry
 from zvl.errors import RecipeError
 from zvl.layouts._qwen import CLIP_MEAN, CLIP_STD
+from zvl.layouts._saved import pillow_filter
 
 __all__ = ["FAMILIES", "Family", "Pretrained", "read_pretrained"]
 
@@ -27,8 +29,15 @@ class Family(NamedTuple):
     layout: str
     names: frozenset[str]
     """processor_class, image_processor_type or model_type; a trailing "Fast" or "Pil" is left out."""
-    settings: Callable[[dict[str, Any]], dict[str, Any]]
-    """Takes (and removes) from the saved settings those that the layout has as fields."""
+    settings: Callable[[dict[str, Any]], dict[str, Any]] | None = None
+    """Takes (and removes) from the saved settings those that the layout has as fields; None: the layout class itself
+    does, as `saved_settings`."""
+
+    def fields(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """The layout's fields, taken from `saved`."""
+        take = self.settings or registry.load("layouts", self.layout).saved_settings
+        found: dict[str, Any] = take(saved)
+        return found
 
 
 FIXED: Mapping[str, Any] = {
@@ -62,8 +71,10 @@ WITHOUT_EFFECT = frozenset(
 )
 """Names that say how the processor was saved, not what it does to one still image."""
 
-FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers for filters."""
+PROCESSOR = "processor."
+"""Before the names of the processor's own settings, which stand beside those of its image processor."""
+MODEL = "model."
+"""Before what the model's configuration says; a layout takes of it what it can use."""
 
 
 def _qwen(saved: dict[str, Any]) -> dict[str, Any]:
@@ -92,14 +103,8 @@ def _merge_blocks(saved: dict[str, Any], most: int, *, least: int, legacy: bool)
     for name, edge, default in bounds:
         settings[name] = (legacy and saved.pop(name, None)) or size.get(edge) or size.get(name) or default
     if "resample" in saved:
-        settings["resample"] = _filter(saved.pop("resample"))
+        settings["resample"] = pillow_filter(saved.pop("resample"))
     return settings
-
-
-def _filter(number: Any) -> str:
-    if number not in FILTERS:
-        raise RecipeError(f"resample: expected one of {FILTERS}, got {number!r}")
-    return FILTERS[number]
 
 
 GLM4V = ("Glm4vProcessor", "Glm46VProcessor", "Glm4vImageProcessor", "Glm46VImageProcessor")
@@ -112,6 +117,7 @@ FAMILIES = (
         _glm4v,
     ),
     Family("qwen2_5_vl", frozenset({"Qwen2_5_VLProcessor", "qwen2_5_vl"}), _qwen),
+    Family("internvl", frozenset({"InternVLProcessor", "internvl"})),
     Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),
 )
 """The known families. Names are looked up in order: processor_class, model_type, image_processor_type."""
@@ -125,17 +131,19 @@ def read_pretrained(path_or_hub_id: str | Path) -> Pretrained:
     """Read a folder or a hub repository. An unknown family or a setting that cannot be honoured raises RecipeError."""
     place = str(path_or_hub_id)
     saved, processor_class, image_type = _saved_settings(place)
-    model_type = (_read_json(place, "config.json") or {}).get("model_type")
+    model = _read_json(place, "config.json") or {}
+    model_type = model.get("model_type")
     if model_type in LEAKING:
         raise RecipeError(
             f"{place}: the linear attention of {model_type} lets samples of a pack see each other in some modes; "
             "without packing, name the layout yourself: Processor(layout, tokenizer, ...)"
         )
+    saved |= {MODEL + name: value for name, value in model.items() if isinstance(value, Mapping)}
     names = [_plain(name) for name in (processor_class, model_type, image_type) if name]
     for name in names:
         for family in FAMILIES:
             if name in family.names:
-                settings = family.settings(saved)
+                settings = family.fields(saved)
                 _refuse_rest(saved, family.layout, place)
                 return Pretrained(family.layout, settings, _processor_template(place))
     known = sorted(name for family in FAMILIES for name in family.names)
@@ -156,15 +164,22 @@ def _saved_settings(place: str) -> tuple[dict[str, Any], str | None, str | None]
             "Processor(layout, tokenizer, ...)"
         )
     processor_class = processor.get("processor_class") or image.get("processor_class")
-    return dict(image), processor_class, image.get("image_processor_type")
+    # The names of tokens are the layout's own, and what is a mapping belongs to a part of the processor.
+    own = {
+        PROCESSOR + name: value
+        for name, value in processor.items()
+        if not isinstance(value, Mapping) and name not in WITHOUT_EFFECT and not name.endswith("_token")
+    }
+    return {**image, **own}, processor_class, image.get("image_processor_type")
 
 
 def _refuse_rest(saved: Mapping[str, Any], layout: str, place: str) -> None:
     for name, value in saved.items():
-        if value is None or name in WITHOUT_EFFECT:
+        if value is None or name in WITHOUT_EFFECT or name.startswith(MODEL):
             continue
         if name not in FIXED:
-            raise RecipeError(f"{place}: layout {layout} cannot honour the setting {name} = {value!r}")
+            shown = name.removeprefix(PROCESSOR)
+            raise RecipeError(f"{place}: layout {layout} cannot honour the setting {shown} = {value!r}")
         expected = FIXED[name]
         close = isinstance(value, float) and isinstance(expected, float) and abs(value - expected) < 1e-9
         same = close or value == expected
