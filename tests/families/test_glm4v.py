@@ -70,7 +70,7 @@ class TestGlm4v(FamilyTests):
 
         return Glm4vProcessor(image_processor, tokenizer, Glm4vVideoProcessor(), chat_template=template)
 
-    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, int], attention: str) -> Any:
+    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, Any], attention: str) -> Any:
         from transformers import Glm4vConfig, Glm4vForConditionalGeneration
 
         vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "out_hidden_size": 32}

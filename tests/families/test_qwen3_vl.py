@@ -25,7 +25,7 @@ class TestQwen3VL(FamilyTests):
 
         return Qwen3VLProcessor(image_processor, tokenizer, Qwen3VLVideoProcessor(), chat_template=template)
 
-    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, int], attention: str) -> Any:
+    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, Any], attention: str) -> Any:
         """Deepstack feeds the first of the vision layers into the first of the decoder's."""
         from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 

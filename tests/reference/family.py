@@ -36,6 +36,7 @@ import torch
 
 from reference.chats import CHATS, count_images, turn
 from reference.flash import as_flash_model, serve_flash
+from reference.parts import load_tokenizer, randomised, template_text
 from reference.pictures import cut, pictures
 from reference.samples import differences, packed, planned, stacked, to_pillow
 from reference.torchvision_cpu import default_image_processor
@@ -125,7 +126,7 @@ class FamilyTests:
         """The family's Hugging Face processor, from its class."""
         raise NotImplementedError
 
-    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, int], attention: str) -> Any:
+    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, Any], attention: str) -> Any:
         """A tiny model of the family; `tokens` are the config fields of `model_tokens` in its small vocabulary."""
         raise NotImplementedError
 
@@ -371,33 +372,3 @@ class FamilyTests:
         }
         assert found.keys() == alone.keys()
         return max(found.values())
-
-
-def randomised(model: Any) -> Any:
-    """Weights large enough that attention matters: what a sample sees must show in its logits."""
-    generator = torch.Generator().manual_seed(3)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if "norm" not in name:
-                parameter.normal_(0.0, 0.2, generator=generator)
-    return model
-
-
-@functools.cache
-def load_tokenizer(folder: Path, image_tokens: tuple[str, ...]) -> Any:
-    """Qwen's tokenizer with further special tokens."""
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    if image_tokens:
-        tokenizer.add_tokens(list(image_tokens), special_tokens=True)
-    return tokenizer
-
-
-def template_text(folder: Path, template: str) -> str:
-    """Jinja text as it is; of a name that ends in .jinja, trl's template."""
-    if not template.endswith(".jinja"):
-        return template
-    from zvl.demo.assets import fetch
-
-    return (fetch("trl", folder.parent) / "trl/chat_templates" / template).read_text(encoding="utf-8")

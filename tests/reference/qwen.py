@@ -63,7 +63,7 @@ class Qwen2_5VLFamily(FamilyTests):
 
         return Qwen2_5_VLProcessor(image_processor, tokenizer, Qwen2VLVideoProcessor(), chat_template=template)
 
-    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, int], attention: str) -> Any:
+    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, Any], attention: str) -> Any:
         from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
         vision = VISION | {"out_hidden_size": 32, "fullatt_block_indexes": [1]}
@@ -83,7 +83,7 @@ class Qwen2VLFamily(Qwen2_5VLFamily):
 
         return Qwen2VLProcessor(image_processor, tokenizer, Qwen2VLVideoProcessor(), chat_template=template)
 
-    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, int], attention: str) -> Any:
+    def model(self, layout: Any, vocabulary: int, tokens: Mapping[str, Any], attention: str) -> Any:
         from transformers import Qwen2VLConfig, Qwen2VLForConditionalGeneration
 
         vision = {"depth": 2, "embed_dim": 32, "hidden_size": 32, "num_heads": 2, "mlp_ratio": 2}
