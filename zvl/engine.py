@@ -158,10 +158,11 @@ class Engine:
         try:
             with isolate(lambda error: ZvlError(f"the planner met an unexpected {type(error).__name__}: {error}")):
                 while not self._closing:
-                    while not self._closing and self._pump():
-                        while not self._events.empty():
-                            self._heed(self._events.get())
-                    self._heed(self._events.get())
+                    if not self._pump():
+                        self._heed(self._events.get())
+                        continue
+                    while not self._events.empty():
+                        self._heed(self._events.get())
         except ZvlError as error:
             self._out.put(Failure(error))
 
