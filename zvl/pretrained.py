@@ -118,6 +118,8 @@ FAMILIES = (
     ),
     Family("qwen2_5_vl", frozenset({"Qwen2_5_VLProcessor", "qwen2_5_vl"}), _qwen),
     Family("internvl", frozenset({"InternVLProcessor", "internvl"})),
+    Family("llava", frozenset({"LlavaProcessor", "llava"})),
+    Family("llava_next", frozenset({"LlavaNextProcessor", "llava_next"})),
     Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),
 )
 """The known families. Names are looked up in order: processor_class, model_type, image_processor_type."""

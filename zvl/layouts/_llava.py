@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -13,12 +13,24 @@ from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
 from zvl.layouts._arrays import normalise
 from zvl.layouts._qwen import CLIP_MEAN, CLIP_STD
+from zvl.layouts._saved import pillow_filter
 from zvl.protocols import Filter, Pixels
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["CLIP_MEAN", "CLIP_STD", "Ints", "LlavaLayout", "check_sides", "in_groups", "store_tile"]
+__all__ = [
+    "CLIP_MEAN",
+    "CLIP_STD",
+    "Ints",
+    "LlavaLayout",
+    "check_no_class_token",
+    "check_sides",
+    "in_groups",
+    "saved_square",
+    "saved_tower",
+    "store_tile",
+]
 
 Ints = npt.NDArray[np.int64]
 
@@ -47,6 +59,15 @@ class LlavaLayout:
             if len(getattr(self, name)) != 3:
                 raise RecipeError(f"layout field {name}: expected 3 numbers, got {getattr(self, name)}")
 
+    @classmethod
+    def saved_settings(cls, saved: dict[str, Any]) -> dict[str, Any]:
+        """Take from what Hugging Face saved what all of these layouts have as fields; see `zvl.pretrained`."""
+        names = ("image_mean", "image_std", "resample")
+        settings = {name: saved.pop(name) for name in names if saved.get(name) is not None}
+        if "resample" in settings:
+            settings["resample"] = pillow_filter(settings["resample"])
+        return settings
+
     def placeholder(self, plan: ImagePlan) -> Sequence[tuple[str, int]]:
         """One token a feature."""
         return [(self.image_token, plan.tokens)]
@@ -70,6 +91,49 @@ def check_sides(width: int, height: int) -> None:
     """Raise BadData unless both sides have a pixel."""
     if min(width, height) < 1:
         raise BadData("zero_size", f"expected sides of at least 1 pixel, got {width}x{height}; drop such images")
+
+
+def saved_square(saved: dict[str, Any]) -> tuple[int, bool]:
+    """Take size and crop of an image processor like CLIP's: the side in pixels, and whether by the short edge.
+
+    What is not saved is the default of CLIPImageProcessor.
+    """
+    size = saved.pop("size", None) or 224
+    sides = dict(size) if isinstance(size, Mapping) else {"shortest_edge": size}
+    sides = {name: value for name, value in sides.items() if value is not None}
+    values = set(sides.values())
+    if set(sides) not in ({"shortest_edge"}, {"height", "width"}) or len(values) != 1:
+        raise RecipeError(f"size: expected shortest_edge, or one height and width, the same for both; got {size!r}")
+    side = int(values.pop())
+    crop = saved.pop("crop_size", 224)
+    if saved.pop("do_center_crop", True) and crop not in (None, side, {"height": side, "width": side}):
+        raise RecipeError(f"crop_size: expected {side}, as size says, got {crop!r}")
+    return side, "shortest_edge" in sides
+
+
+def saved_tower(saved: dict[str, Any]) -> dict[str, Any]:
+    """Take what the processor knows of the vision tower; what it must know to count tokens has to be there."""
+    needed = ("patch_size", "vision_feature_select_strategy")
+    settings = {name: saved.pop(f"processor.{name}", None) for name in needed}
+    for name, value in settings.items():
+        if value is None:
+            raise RecipeError(
+                f"expected {name} in processor_config.json, found none: write it there as the model's config.json has "
+                "it, or name the layout yourself: Processor(layout, tokenizer, ...)"
+            )
+    additional = saved.pop("processor.num_additional_image_tokens", None) or 0
+    return settings | {"num_additional_image_tokens": additional}
+
+
+def check_no_class_token(settings: dict[str, Any]) -> None:
+    """Take the two settings about the class token out; RecipeError unless they leave one feature a patch."""
+    additional = settings.pop("num_additional_image_tokens")
+    strategy = settings.pop("vision_feature_select_strategy")
+    if (additional, strategy) not in ((1, "default"), (0, "full")):
+        raise RecipeError(
+            f"num_additional_image_tokens = {additional} and vision_feature_select_strategy = {strategy!r} do not "
+            "leave one feature a patch; expected 1 and 'default', or 0 and 'full'"
+        )
 
 
 def store_tile(pixels: Pixels, out: Pixels) -> None:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
 from zvl.layouts._arrays import as_tensor
-from zvl.layouts._llava import Ints, LlavaLayout, check_sides, store_tile
+from zvl.layouts._llava import Ints, LlavaLayout, check_sides, saved_square, saved_tower, store_tile
 from zvl.protocols import Pixels, Resize
 
 __all__ = ["Llava"]
@@ -62,6 +62,28 @@ class Llava(LlavaLayout):
                 f"layout llava: image_size={self.image_size} and patch_size={self.patch_size} leave {self._tokens} "
                 "tokens for an image; expected at least 1"
             )
+
+    @classmethod
+    def saved_settings(cls, saved: dict[str, Any]) -> dict[str, Any]:
+        """The settings of an image processor of CLIP, SigLIP or LLaVA, and of LlavaProcessor."""
+        kind = str(saved.get("image_processor_type") or "CLIPImageProcessor")
+        if not kind.startswith(("CLIP", "Siglip", "Llava")):
+            raise RecipeError(
+                "image_processor_type: expected CLIPImageProcessor, SiglipImageProcessor or LlavaImageProcessor, "
+                f"got {kind!r}"
+            )
+        if kind.startswith("Siglip"):
+            siglip_defaults(saved)
+        padded = kind.startswith("Llava") and saved.pop("do_pad", False)
+        cropped = saved.get("do_center_crop", True)
+        side, by_short_edge = saved_square(saved)
+        if by_short_edge and not (padded or cropped):
+            raise RecipeError(
+                "do_center_crop = False with size = {'shortest_edge': ...}: images would keep their shapes; expected "
+                "do_center_crop = True, do_pad = True, or a height and width"
+            )
+        fit = "pad" if padded else "crop" if by_short_edge else "stretch"
+        return {"image_size": side, "fit": fit, **super().saved_settings(saved), **saved_tower(saved)}
 
     @property
     def row_shape(self) -> tuple[int, ...]:
@@ -132,3 +154,14 @@ class Llava(LlavaLayout):
         if batch["pixel_values"].shape[0] == 0:
             return {}
         return {"pixel_values": self.normalised(as_tensor(batch["pixel_values"], device), dtype)}
+
+
+def siglip_defaults(saved: dict[str, Any]) -> None:
+    """Add what SiglipImageProcessor has where nothing is saved."""
+    half = (0.5, 0.5, 0.5)
+    defaults = {"do_center_crop": False, "size": 224, "image_mean": half, "image_std": half}
+    for name, value in defaults.items():
+        if saved.get(name) is None:
+            saved[name] = value
+    if not isinstance(saved["size"], Mapping):
+        saved["size"] = {"height": saved["size"], "width": saved["size"]}
