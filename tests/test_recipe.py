@@ -155,10 +155,10 @@ def test_an_operator_may_hold_operators(load: Load) -> None:
     )
 
 
-def test_a_processor_can_be_left_out_of_an_operator(load: Load) -> None:
-    with_it = load(('use = "patchify"', 'use = "decode_images"'))
-    without = load(('use = "patchify"', 'use = "decode_images"\nprocessor = false'))
-    assert with_it.operators[3].operator.processor is not None  # type: ignore[attr-defined]
+def test_an_operator_that_can_do_without_a_processor_must_ask_for_it(load: Load) -> None:
+    with_it = load(('use = "patchify"', 'use = "decode_images"\nprocessor = true'))
+    without = load(('use = "patchify"', 'use = "decode_images"'))
+    assert with_it.operators[3].operator.processor == with_it.operators[0].operator.processor  # type: ignore[attr-defined]
     assert without.operators[3].operator.processor is None  # type: ignore[attr-defined]
 
 
@@ -236,6 +236,11 @@ MISTAKES = {
         ('use = "patchify"', 'use = "no_such_module_here:f"'),
         "recipes/a.toml:26: operator[3] (no_such_module_here:f): cannot import 'no_such_module_here': "
         "No module named 'no_such_module_here'; the module must be installed or lie in the recipe's folder",
+    ),
+    "processor of an operator": (
+        ('use = "patchify"', 'use = "patchify"\nprocessor = "qwen2_5_vl"'),
+        "recipes/a.toml:27: operator[3] (patchify): processor: expected true or false; "
+        "its settings go into [processor]",
     ),
     "parallelism": (
         ('use = "patchify"', 'use = "patchify"\nparallelism = 0'),

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ class OperatorMaker:
     folder: Path
     """The recipe's: modules that lie there can be used."""
     processor: Processor | None
-    """Goes to every operator with a field `processor`, unless its table says ``processor = false``."""
+    """Goes by itself to every operator that cannot do without one, to others where they say ``processor = true``."""
 
     def __call__(self, table: Mapping[str, Any]) -> Operator:
         use = table.get("use")
@@ -52,8 +53,9 @@ class OperatorMaker:
 
     def _from_class(self, kind: type[Operator], table: Mapping[str, Any]) -> Operator:
         own, given = dict(table), {}
-        if any(field.name == "processor" for field in fields(kind)):  # type: ignore[arg-type]
-            wanted = own.pop("processor", True)
+        found = [field for field in dataclasses.fields(kind) if field.name == "processor"]  # type: ignore[arg-type]
+        if found:
+            wanted = own.pop("processor", found[0].default is dataclasses.MISSING)
             if type(wanted) is not bool:
                 raise FieldError("processor", "processor: expected true or false; its settings go into [processor]")
             if wanted and self.processor is None:
