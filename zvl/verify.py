@@ -10,7 +10,7 @@ from typing import Any
 from zvl.digest import BatchDigest, batch_digest, first_difference, step_digest
 from zvl.pipeline import Pipeline
 
-__all__ = ["Configuration", "Report", "deliver", "verify"]
+__all__ = ["Configuration", "Report", "deliver", "verify", "ways_to_run"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,27 @@ def verify(
     resume_at: int | None = None,
     progress: Callable[[Configuration], None] = lambda way: None,
 ) -> Report:
-    """Deliver `steps` steps in every combination; with `resume_at`, also stopped there and resumed on other ranks."""
+    """Deliver `steps` steps in all of `ways_to_run` and compare; `progress` is called before each."""
+    expected: list[BatchDigest] | None = None
+    report = Report(steps=[])
+    for way in ways_to_run(dp_sizes=dp_sizes, workers=workers, runners=runners, resume_at=resume_at):
+        progress(way)
+        got = deliver(pipeline, way, steps)
+        report.configurations += 1
+        if expected is None:
+            expected = got
+            report.steps = [
+                step_digest(d for d in got if d.step == step) for step in sorted({digest.step for digest in got})
+            ]
+        elif difference := first_difference(expected, got):
+            report.differences.append(f"{way}: {difference}")
+    return report
+
+
+def ways_to_run(
+    *, dp_sizes: Sequence[int], workers: Sequence[int], runners: Sequence[str], resume_at: int | None
+) -> list[Configuration]:
+    """Every combination; with `resume_at`, also stopped there and resumed on other ranks."""
     ways = [
         Configuration(dp_size=dp_size, runner=runner, workers=count)
         for dp_size, runner, count in product(dp_sizes, runners, workers)
@@ -112,17 +132,4 @@ def verify(
             )
             for place, dp_size in enumerate(dp_sizes)
         ]
-    expected: list[BatchDigest] | None = None
-    report = Report(steps=[])
-    for way in ways:
-        progress(way)
-        got = deliver(pipeline, way, steps)
-        report.configurations += 1
-        if expected is None:
-            expected = got
-            report.steps = [
-                step_digest(d for d in got if d.step == step) for step in sorted({digest.step for digest in got})
-            ]
-        elif difference := first_difference(expected, got):
-            report.differences.append(f"{way}: {difference}")
-    return report
+    return ways
