@@ -1,0 +1,62 @@
+"""The command line: one module a command. ``zvl --help`` imports neither torch nor any plugin."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from zvl.cli import catalogue, demo, explain, run, verify
+from zvl.cli.output import say_error
+from zvl.errors import ZvlError
+
+__all__ = ["app", "main"]
+
+
+class Commands(TyperGroup):
+    """An error of zvl is one message and exit status 2; there is no traceback to wade through."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ZvlError as error:
+            say_error(str(error))
+            raise typer.Exit(2) from error
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="zvl",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"zvl {version('zvl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Deterministic data loading for vision-language training: the same batches whatever runs it."""
+
+
+for command in (demo.demo, run.run, explain.explain, verify.verify):
+    app.command()(command)
+for name, listing in catalogue.COMMANDS.items():
+    app.command(name, rich_help_panel="Plugins")(listing)
+
+
+def main() -> None:
+    """The entry point of the script `zvl`."""
+    app()

@@ -1,0 +1,30 @@
+"""The demo's recipe, wherever zvl and its cache lie."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+__all__ = ["demo_recipe"]
+
+PACKAGE = Path(__file__).parents[1]
+PACKAGED = PACKAGE / "demo/demo.toml"
+"""In an installed wheel."""
+CHECKOUT = PACKAGE.parent / "examples/demo.toml"
+"""In a checkout; the wheel's is a copy of it."""
+
+CACHE_IN_RECIPE = "../.cache/zvl"
+"""How the recipe names the cache folder, relative to the checkout's examples."""
+
+
+def demo_recipe(cache: Path) -> Path:
+    """A recipe whose paths lead into `cache`: the checkout's own where they do, else a copy in `cache`."""
+    if not PACKAGED.is_file() and (CHECKOUT.parent / CACHE_IN_RECIPE).resolve() == cache.resolve():
+        return CHECKOUT
+    text = (PACKAGED if PACKAGED.is_file() else CHECKOUT).read_text(encoding="utf-8")
+    target = cache / "demo.toml"
+    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=cache, delete=False) as file:
+        file.write(text.replace(f"{CACHE_IN_RECIPE}/", ""))
+    os.replace(file.name, target)
+    return target

@@ -1,0 +1,68 @@
+"""How the commands print: consoles, numbers for people, progress bars."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
+    from rich.table import Table
+
+__all__ = ["columns", "console", "progress", "say", "say_error"]
+
+PIPED_WIDTH = 200
+"""Columns when the output is no terminal: files and pipes do not need lines broken."""
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console on stdout, or stderr. Colours only on a terminal, and never with NO_COLOR."""
+    from rich.console import Console
+
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return Console(stderr=stderr, highlight=False, markup=False, emoji=False, width=None if terminal else PIPED_WIDTH)
+
+
+def say(text: str = "", style: str | None = None) -> None:
+    """Print text to stdout as it is: no markup, no line broken by us."""
+    console().print(text, style=style, soft_wrap=True)
+
+
+def say_error(text: str) -> None:
+    """Print an error to stderr."""
+    from rich.text import Text
+
+    console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
+
+
+def columns(*headers: str, right: tuple[str, ...] = ()) -> Table:
+    """A table without lines; the columns named in `right` hold numbers."""
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", show_header=any(headers))
+    for header in headers:
+        table.add_column(header, justify="right" if header in right else "left", overflow="fold")
+    return table
+
+
+@contextmanager
+def progress() -> Iterator[Progress]:
+    """Progress bars on stderr that vanish at the end; nothing at all where stderr is no terminal."""
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    screen = console(stderr=True)
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(bar_width=24),
+        TextColumn("{task.fields[note]}", markup=False),
+        TimeElapsedColumn(),
+        console=screen,
+        transient=True,
+        disable=not screen.is_terminal,
+    )
+    with bars:
+        yield bars

@@ -1,0 +1,169 @@
+"""`zvl run`: deliver a recipe's batches to nobody, to see that it works and how fast."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from zvl.cli.arguments import Recipe, Workers
+from zvl.cli.meter import Meter
+from zvl.cli.output import columns, console, progress
+from zvl.cli.states import load_states, save_state
+
+if TYPE_CHECKING:
+    from zvl.loader import Loader
+
+__all__ = ["run"]
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+
+def run(
+    recipe: Recipe,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="End before step N, counted from 0 over restarts.")
+    ] = None,
+    dp_rank: Annotated[int, typer.Option(min=0, metavar="R", help="Which data-parallel rank this is.")] = 0,
+    dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks share the lanes.")] = 1,
+    runner: Annotated[str, typer.Option(metavar="NAME", help="Where operators run: threads or inline.")] = "threads",
+    workers: Workers = None,
+    prefetch: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Batches finished or in the making ahead.")
+    ] = None,
+    checkpoint: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the state here at the end.")] = None,
+    checkpoint_every: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Save it after every K steps too.")
+    ] = None,
+    resume: Annotated[
+        list[str] | None, typer.Option(metavar="FILE", help="Go on from this state; again for each rank, or a glob.")
+    ] = None,
+    accept: Annotated[str, typer.Option(metavar="WHAT", help='"pixels": go on though images decode otherwise.')] = "",
+    quarantine: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write bad samples here (JSON lines).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+) -> None:
+    """Deliver a recipe's batches and report speed, fill, and what was left out. Ctrl-C ends it with a summary."""
+    from zvl.recipe import load_recipe
+
+    if checkpoint_every is not None and checkpoint is None:
+        raise typer.BadParameter("expected --checkpoint FILE beside it", param_hint="--checkpoint-every")
+    pipeline = load_recipe(recipe)
+    saver = Saver(checkpoint, checkpoint_every, pipeline.batches_per_step)
+    with pipeline.loader(
+        dp_rank=dp_rank,
+        dp_size=dp_size,
+        runner=runner,
+        workers=workers,
+        prefetch=prefetch,
+        quarantine=quarantine,
+        max_steps=steps,
+    ) as loader:
+        if resume:
+            states = load_states(resume)
+            loader.load_state_dict(states[0] if len(states) == 1 else states, accept=accept)
+        meter, interrupted = _deliver(loader, saver, steps)
+        if checkpoint is not None and not interrupted:
+            save_state(loader.state_dict(), checkpoint)
+    _report(_summary(meter, loader, checkpoint, saver.saved or not interrupted, interrupted), as_json)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)
+
+
+@dataclass
+class Saver:
+    """Saves the state when a step that is due is complete on this rank."""
+
+    path: Path | None
+    every: int | None
+    batches_per_step: int
+    saved: bool = False
+
+    def after(self, step: int, state: Mapping[str, Any]) -> None:
+        """Called with the state behind each batch."""
+        if self.path is None or self.every is None or (step + 1) % self.every:
+            return
+        if all(lane["batches"] == (step + 1) * self.batches_per_step for lane in state["state"].values()):
+            save_state(state, self.path)
+            self.saved = True
+
+
+def _deliver(loader: Loader, saver: Saver, steps: int | None) -> tuple[Meter, bool]:
+    """Take every batch. The flag says that Ctrl-C came."""
+    meter = Meter()
+    try:
+        with progress() as bars:
+            task = bars.add_task("starting", total=steps, note="")
+            for batch in loader:
+                meter.add(batch)
+                saver.after(batch.step, batch.state)
+                of = f" of {steps}" if steps else ""
+                bars.update(task, description=f"step {batch.step}{of}", completed=batch.step + 1, note=str(meter))
+    except KeyboardInterrupt:
+        return meter, True
+    return meter, False
+
+
+def _summary(meter: Meter, loader: Loader, checkpoint: Path | None, saved: bool, interrupted: bool) -> dict[str, Any]:
+    stats = loader.stats()
+    return {
+        "first_step": meter.first_step,
+        "last_step": meter.last_step,
+        "lanes": [loader.lanes.start, loader.lanes.stop - 1],
+        "batches": meter.batches,
+        "images": meter.images,
+        "tokens": meter.tokens,
+        "loss_tokens": stats["loss_tokens"],
+        "fill": meter.fill and round(meter.fill, 6),
+        "images_per_s": round(meter.images_per_s, 1),
+        "tokens_per_s": round(meter.tokens_per_s, 1),
+        "first_batch_s": round(meter.first_batch_s, 3),
+        "seconds": round(meter.seconds, 3),
+        "waited_s": round(stats["waited_s"], 3),
+        "dropped": stats["dropped"],
+        "checkpoint": str(checkpoint) if checkpoint and saved else None,
+        "interrupted": interrupted,
+    }
+
+
+def _report(summary: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        typer.echo(json.dumps(summary))
+        return
+    table = columns("", "")
+    for name, value in _lines(summary):
+        table.add_row(name, value)
+    console().print(table)
+
+
+def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
+    """The summary for people."""
+    if not summary["batches"]:
+        return [("steps", "none: nothing was left to deliver")]
+    first, last = summary["lanes"]
+    lines = [
+        ("steps", f"{summary['first_step']} to {summary['last_step']}, lanes {first} to {last}"),
+        ("batches", f"{summary['batches']:,}"),
+    ]
+    if summary["images"]:
+        lines.append(("images", f"{summary['images']:,}, {summary['images_per_s']:,.0f} a second"))
+    if summary["fill"] is not None:
+        tokens = f"{summary['tokens']:,}, {summary['tokens_per_s']:,.0f} a second"
+        lines.append(("tokens", f"{tokens}; {summary['loss_tokens']:,} carry loss"))
+        lines.append(("fill", f"{summary['fill']:.4f} of all places"))
+    seconds = f"{summary['seconds']:.1f} s, the first batch after {summary['first_batch_s']:.1f} s"
+    lines.append(("time", f"{seconds}; the consumer waited {summary['waited_s']:.1f} s"))
+    left_out = summary["dropped"] or {"nothing": ""}
+    for place, (name, count) in enumerate(sorted(left_out.items())):
+        lines.append(("" if place else "left out", f"{name} {count}".strip()))
+    if summary["checkpoint"]:
+        lines.append(("state", f"saved in {summary['checkpoint']}"))
+    if summary["interrupted"]:
+        lines.append(("ended by", "Ctrl-C"))
+    return lines

@@ -1,0 +1,87 @@
+"""`zvl verify`: run a recipe in many ways and compare every global step."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from zvl.cli.arguments import Recipe, integers, words
+from zvl.cli.output import columns, console, progress, say
+
+if TYPE_CHECKING:
+    from zvl.pipeline import Pipeline
+    from zvl.verify import Report
+
+__all__ = ["verify"]
+
+
+def verify(
+    recipe: Recipe,
+    dp_sizes: Annotated[
+        str | None,
+        typer.Option(metavar="N,N,...", help="Numbers of ranks; those of 1, 2, 4, 8 that fit the lanes if not given."),
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, metavar="N", help="Global steps to compare.")] = 12,
+    resume_at: Annotated[
+        int | None, typer.Option(min=1, metavar="K", help="Also stop before step K and resume on other ranks.")
+    ] = None,
+    workers: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of workers.")] = "1,3",
+    runners: Annotated[str, typer.Option(metavar="NAME,...", help="Runners.")] = "inline,threads",
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Check that a recipe gives the same batches in every way of running it. Exit status 1 if it does not."""
+    from zvl.recipe import load_recipe
+
+    if resume_at is not None and resume_at >= steps:
+        raise typer.BadParameter(f"expected a step in 1..{steps - 1}, before the end", param_hint="--resume-at")
+    pipeline = load_recipe(recipe)
+    if dp_sizes is None:
+        sizes = [size for size in (1, 2, 4, 8) if pipeline.lanes % size == 0]
+    else:
+        sizes = integers(dp_sizes, "--dp-sizes")
+    report = _compare(
+        pipeline, sizes, steps, resume_at, integers(workers, "--workers"), words(runners, "--runners", "runner")
+    )
+    if as_json:
+        typer.echo(json.dumps(report.to_json()))
+    else:
+        _print(report)
+    if not report.identical:
+        raise typer.Exit(1)
+
+
+def _compare(
+    pipeline: Pipeline, dp_sizes: list[int], steps: int, resume_at: int | None, workers: list[int], runners: list[str]
+) -> Report:
+    from zvl.verify import verify as compare
+    from zvl.verify import ways_to_run
+
+    count = len(ways_to_run(dp_sizes=dp_sizes, workers=workers, runners=runners, resume_at=resume_at))
+    with progress() as bars:
+        task = bars.add_task("comparing", total=count, completed=-1, note="")
+        return compare(
+            pipeline,
+            steps=steps,
+            dp_sizes=dp_sizes,
+            workers=workers,
+            runners=runners,
+            resume_at=resume_at,
+            progress=lambda way: bars.update(task, advance=1, note=str(way)),
+        )
+
+
+def _print(report: Report) -> None:
+    table = columns("step", "sha256 of the global batch", right=("step",))
+    for step, sha256 in enumerate(report.steps):
+        table.add_row(str(step), sha256)
+    console().print(table)
+    say()
+    if report.identical:
+        say(f"identical: {report.configurations} ways of running gave the same {len(report.steps)} steps", "green")
+        return
+    count = len(report.differences)
+    say(f"different: {count} of {report.configurations} ways of running; the first difference of each", "bold red")
+    for difference in report.differences:
+        say(f"  {difference}")
