@@ -132,10 +132,9 @@ SCALED = DecodeOptions(jpeg_scale=True)
 def test_codecs_scale_alike(name: str) -> None:
     data, info = FILES[name], probe(FILES[name])
     for planned in ((44, 31), (22, 16), (11, 8)):
-        found = [decode(data, info, codec, SCALED, planned) for codec in ("pillow", "turbojpeg", "pyvips")]
+        found = [decode(data, info, codec, SCALED, planned) for codec in ("pillow", "turbojpeg")]
         assert found[0].shape == (planned[1], planned[0], 3)
         np.testing.assert_array_equal(found[0], found[1])
-        np.testing.assert_array_equal(found[0], found[2])
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))

@@ -49,10 +49,24 @@ def test_errors_name_codec_and_size() -> None:
     with pytest.raises(BadData, match=rf"^decode: codec 'pillow' on png of {len(data) - 900:,} bytes: ") as caught:
         decode(data[:-900], probe(data), "pillow")
     assert isinstance(caught.value.__cause__, OSError)
-    with pytest.raises(BadData, match=r"^size: expected uint8 \(61, 90, 3\) as the png header says, got uint8 \(61,"):
+    with pytest.raises(BadData, match=r"^size: expected 90x61 pixels as probed, got a png of 87x61: its parts contra"):
         decode(data, ImageInfo("png", 90, 61), "pillow")
     with pytest.raises(RegistryError, match="no codec is named 'pilow'; did you mean 'pillow'"):
         decode(data, probe(data), "pilow")
+
+
+def test_a_codec_that_breaks_its_promise_is_bad_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Wrong:
+        formats = frozenset({"png"})
+
+        def decode(self, data: bytes, info: ImageInfo) -> Pixels:
+            return np.zeros((61, 90, 3), np.uint8)
+
+    monkeypatch.setattr(module, "codec_named", lambda name: Wrong())
+    with pytest.raises(
+        BadData, match=r"^size: expected uint8 \(61, 87, 3\) as the png header says, got uint8 \(61, 90"
+    ):
+        decode(FILES["png"], probe(FILES["png"]))
 
 
 @pytest.mark.parametrize("filter", FILTERS)

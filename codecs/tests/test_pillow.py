@@ -44,7 +44,9 @@ def test_a_file_cut_anywhere_is_bad_data(name: str) -> None:
     info = probe(data)
     for tenth in range(1, 10):
         cut = data[: len(data) * tenth // 10]
-        if tenth > 2 and ("animated" in name or name in ("mpo", "tiff pages")):  # the cut may lie behind the first frame
+        if tenth > 2 and (
+            "animated" in name or name in ("mpo", "tiff pages")
+        ):  # the cut may lie behind the first frame
             try:
                 pixels = decode(cut, info, "pillow")
             except BadData:

@@ -35,7 +35,7 @@ def test_a_file_cut_anywhere_is_bad_data(name: str) -> None:
     whole = decode(data, info, "pyvips")
     for tenth in range(1, 10):
         cut = data[: len(data) * tenth // 10]
-        if tenth > 2 and ("animated" in name or name == "mpo"):  # the cut may lie behind the first frame
+        if tenth > 2 and "animated" in name:  # the cut may lie behind the first frame
             try:
                 pixels = decode(cut, info, "pyvips")
             except BadData:
@@ -46,13 +46,12 @@ def test_a_file_cut_anywhere_is_bad_data(name: str) -> None:
                 decode(cut, info, "pyvips")
 
 
-@pytest.mark.parametrize("kind", ["JPEG", "PNG"])
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_orientation(kind: str, orientation: int) -> None:
+def test_orientation(orientation: int) -> None:
     out = BytesIO()
     exif = Image.Exif()
     exif[0x0112] = orientation
-    photo().save(out, kind, exif=exif)
+    photo().save(out, "PNG", exif=exif)
     info = probe(out.getvalue())
     assert info.orientation == orientation
     vips, pillow = (decode(out.getvalue(), info, codec) for codec in ("pyvips", "pillow"))
@@ -62,7 +61,7 @@ def test_orientation(kind: str, orientation: int) -> None:
 def test_damaged_bytes_get_pillows_verdict() -> None:
     generator = np.random.default_rng(3)
     outcomes = []
-    for name in ("png", "png palette", "png 16 rgb", "jpeg"):
+    for name in ("png", "png palette", "png 16 rgb", "png rgba"):
         info = probe(FILES[name])
         for _ in range(60):
             data = bytearray(FILES[name])
@@ -120,7 +119,7 @@ print(most)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="counts threads in /proc")
 def test_one_image_takes_one_thread(tmp_path: Path) -> None:
-    path = tmp_path / "photo.jpg"
+    path = tmp_path / "photo.png"
     photo(2600, 1900).save(path)
     most = {}
     for who in ("ours", "libvips"):
@@ -134,7 +133,7 @@ def test_pixels_outlive_everything_else() -> None:
     kept = pixels.copy()
     gc.collect()
     for _ in range(20):
-        decode(FILES["jpeg"], probe(FILES["jpeg"]), "pyvips")
+        decode(FILES["png rgba"], probe(FILES["png rgba"]), "pyvips")
     np.testing.assert_array_equal(pixels, kept)
     holder = weakref.ref(pixels)
     del pixels

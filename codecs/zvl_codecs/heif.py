@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from zvl.errors import RecipeError
+from zvl.errors import BadData, RecipeError
 from zvl.image import ImageInfo
 from zvl.protocols import Pixels
 
@@ -25,6 +25,10 @@ class Heif:
     def decode(self, data: bytes, info: ImageInfo) -> Pixels:
         """RGB or RGBA uint8 (H, W, 3 or 4), libheif's own memory. Raises what pillow-heif raises."""
         image = opened(data)
+        if image.size != info.size:  # before anything is allocated
+            raise BadData(
+                "size", f"expected {info.width}x{info.height} pixels as probed, got {image.size[0]}x{image.size[1]}"
+            )
         if image.premultiplied_alpha:
             return np.asarray(image.to_pillow().convert("RGBA"))
         values = np.asarray(image)

@@ -41,6 +41,12 @@ class Pillow:
                 "pass for a whole one; set it back before the first batch"
             )
         _, image = open_image(data)
+        if image.size != (info.width, info.height):  # before anything is allocated
+            raise BadData(
+                "size",
+                f"expected {info.width}x{info.height} pixels as probed, got a {info.format} of "
+                f"{image.width}x{image.height}: its parts contradict each other",
+            )
         draft(image, divisor)
         image.load()
         return orient(to_rgb(image), info.orientation)

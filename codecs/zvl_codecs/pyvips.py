@@ -1,7 +1,8 @@
-"""JPEG and PNG by libvips, which decodes them through libraries of its own choice."""
+"""PNG by libvips, which decodes it through a library of its own choice."""
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -13,30 +14,35 @@ from zvl_codecs.pillow import Pillow
 
 __all__ = ["PyVips"]
 
-LOADERS = {"jpeg": "jpegload_buffer", "png": "pngload_buffer"}
 SPACES = ("b-w", "grey16", "srgb", "rgb", "rgb16")
+ANIMATION = (b"acTL", b"fcTL", b"fdAT")
+PALETTE = 3
+"""PNG's colour type."""
 REFERENCE = Pillow()
 
 
 class PyVips:
-    """JPEG and PNG. Pixels equal Pillow's. One thread an image, and no process-wide setting of libvips touched.
+    """PNG. Pixels equal Pillow's. One thread an image, and no process-wide setting of libvips touched.
 
     Only the loader runs in libvips, with sequential access, which its cache leaves out; what follows is a view or a
     NumPy operation, because every further libvips operation would enter the cache and hold the file's bytes there.
-    Files that libvips finds fault with, and those in CMYK, which it converts through a colour profile, are given to the
-    codec `pillow`, whose verdict counts. WebP is left to Pillow altogether: libvips decodes it on as many threads as
-    the machine has, whatever the image's own limit says.
+    Files that libvips finds fault with, or whose chunks are damaged or special, are given to the codec `pillow`, whose
+    verdict counts. Other formats are left
+    out: of JPEG libvips lets some damage pass that no other codec does, and it decodes WebP on as many threads as the
+    machine has, whatever the image's own limit says.
     """
 
-    formats = frozenset(LOADERS)
+    formats = frozenset({"png"})
 
     def decode(self, data: bytes, info: ImageInfo) -> Pixels:
         """RGB or RGBA uint8 (H, W, 3 or 4), a view turned by `info.orientation`. Raises Pillow's errors and BadData."""
         import pyvips
 
+        if not plain(data):
+            return REFERENCE.decode(data, info)
         try:
-            image = pyvips.Operation.call(LOADERS[info.format], data, access="sequential", fail_on="error")
-            if not plain(image, data):
+            image = pyvips.Operation.call("pngload_buffer", data, access="sequential", fail_on="error")
+            if image.interpretation not in SPACES or (image.width, image.height) != (info.width, info.height):
                 return REFERENCE.decode(data, info)
             image.set_type(pyvips.GValue.gint_type, "concurrency", 1)
             pixels = to_rgb(image, image.write_to_memory())
@@ -44,20 +50,25 @@ class PyVips:
             return REFERENCE.decode(data, info)
         return orient(pixels, info.orientation)
 
-    def decode_scaled(self, data: bytes, info: ImageInfo, divisor: int) -> Pixels:
-        """A JPEG at one `divisor`-th of its size: by Pillow, since libvips rounds sizes down where JPEG rounds up."""
-        return REFERENCE.decode_scaled(data, info, divisor)
 
+def plain(data: bytes) -> bool:
+    """Whether all chunks are there with checksums that fit (libvips sees to those of pixels), and none special.
 
-def plain(image: Any, data: bytes) -> bool:
-    """Whether libvips' pixels are what Pillow would give: not CMYK, nor one transparent colour at other than 8 bits.
-
-    There Pillow compares the colour as stored with pixels as scaled.
+    Special are animations, and one transparent colour, which Pillow compares with pixels in its own way. Where only the
+    text behind the pixels is damaged, libvips does not mind, and Pillow does.
     """
-    if image.interpretation not in SPACES or image.format not in ("uchar", "ushort"):
-        return False
-    bits, colour_type = data[24], data[25]  # of a PNG; JPEG has one or three bands
-    return image.bands in (1, 3) or bits == 8 or colour_type not in (0, 2)
+    place, kind = 8, b""
+    while kind != b"IEND":
+        if place + 12 > len(data):
+            return False
+        length = int.from_bytes(data[place : place + 4], "big")
+        kind, end = data[place + 4 : place + 8], place + 8 + length
+        if kind != b"IDAT" and zlib.crc32(data[place + 4 : end]) != int.from_bytes(data[end : end + 4], "big"):
+            return False
+        if kind in ANIMATION or (kind == b"tRNS" and data[25] != PALETTE):
+            return False
+        place = end + 4
+    return True
 
 
 def to_rgb(image: Any, buffer: Any) -> Pixels:

@@ -33,7 +33,8 @@ class TurboJpeg:
 
         width, height = scaled_size((info.width, info.height), divisor)
         try:
-            if simplejpeg.decode_jpeg_header(data)[2] in ("CMYK", "YCCK"):
+            real_height, real_width, space, _ = simplejpeg.decode_jpeg_header(data)
+            if space in ("CMYK", "YCCK") or (real_width, real_height) != (info.width, info.height):
                 return REFERENCE.decode_scaled(data, info, divisor)
             # strict: any warning is an error
             pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, min_factor=divisor)

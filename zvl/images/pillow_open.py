@@ -65,7 +65,7 @@ def open_image(data: bytes) -> tuple[str, Image]:
                 return name, plugin(BytesIO(data), "")
     raise BadData(
         "format",
-        f"expected an image ({', '.join(name for name, *_ in PLUGINS)}), got bytes that begin with {prefix!r}",
+        f"expected an image ({', '.join(name for name, *_ in PLUGINS)}, heif), got bytes that begin with {prefix!r}",
     )
 
 
