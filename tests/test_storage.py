@@ -17,8 +17,9 @@ class Memory:
 
     path = "memory"
 
-    def __init__(self, data: bytes) -> None:
+    def __init__(self, data: bytes, alone: int = 1_000_000) -> None:
         self.data = data
+        self.alone = alone
         self.reads: list[tuple[int, int]] = []
 
     def state(self) -> FileState:
@@ -34,9 +35,9 @@ DATA = bytes(range(256)) * 4
 RANGES = st.lists(st.tuples(st.integers(0, 900), st.integers(0, 120)), max_size=12)
 
 
-@given(RANGES, st.integers(0, 200), st.integers(1, 2000))
-def test_ranges_come_back_in_the_order_asked(ranges: list[tuple[int, int]], gap: int, limit: int) -> None:
-    file = Memory(DATA)
+@given(RANGES, st.integers(0, 200), st.integers(1, 2000), st.integers(1, 200))
+def test_ranges_come_back_in_the_order_asked(ranges: list[tuple[int, int]], gap: int, limit: int, alone: int) -> None:
+    file = Memory(DATA, alone)
     parts = read_ranges(file, ranges, read_through=gap, limit=limit)
     assert parts == [DATA[start : start + size] for start, size in ranges]
     longest = max([size for _, size in ranges], default=0)
@@ -53,6 +54,13 @@ def test_a_coalesced_read_is_bounded_but_one_range_may_be_longer() -> None:
     file = Memory(DATA)
     read_ranges(file, [(0, 60), (60, 60), (120, 300)], limit=100)
     assert file.reads == [(0, 60), (60, 60), (120, 300)]
+
+
+def test_a_range_that_gains_nothing_by_sharing_is_read_by_itself() -> None:
+    file = Memory(DATA, alone=50)
+    parts = read_ranges(file, [(0, 10), (10, 50), (60, 10)], read_through=100)
+    assert file.reads == [(10, 50), (0, 70)]
+    assert parts == [DATA[:10], DATA[10:60], DATA[60:70]]
 
 
 def test_nothing_is_read_for_nothing() -> None:

@@ -32,6 +32,10 @@ OPEN_FILES = 64
 READ_THROUGH = 64 * 1024
 """Bytes between two wanted ranges that are read and thrown away rather than cost a second read."""
 
+ALONE = 16 * 1024
+"""Bytes from which a range of a local file is read by itself: a call costs less than the copy out of a common block,
+and blocks of megabytes leave holes in the memory of every thread that reads."""
+
 READ_LIMIT = 64 * 1024 * 1024
 """Bytes of one coalesced read; a single range may be longer."""
 
@@ -40,6 +44,8 @@ class File(Protocol):
     """A file held open; `read` may be called from many threads."""
 
     path: str
+    alone: int
+    """Ranges of at least so many bytes gain nothing by sharing a read with their neighbours."""
 
     def state(self) -> FileState: ...
 
@@ -65,10 +71,11 @@ class Store(Protocol):
 class LocalFile:
     """One descriptor, read at offsets, so that threads do not disturb each other."""
 
-    __slots__ = ("doomed", "fd", "path", "users")
+    __slots__ = ("alone", "doomed", "fd", "path", "users")
 
     def __init__(self, path: str) -> None:
         self.path = path
+        self.alone = ALONE
         self.users = 0
         self.doomed = False
         try:
@@ -173,9 +180,14 @@ def read_ranges(
     read_through: int = READ_THROUGH,
     limit: int = READ_LIMIT,
 ) -> list[bytes]:
-    """The bytes of each (start, size), in the order asked; ranges that lie close together share one read."""
+    """The bytes of each (start, size), in the order asked; short ranges that lie close together share one read."""
     parts = [b""] * len(ranges)
-    order = sorted((i for i in range(len(ranges)) if ranges[i][1]), key=ranges.__getitem__)
+    order = []
+    for i in sorted(range(len(ranges)), key=ranges.__getitem__):
+        if ranges[i][1] >= file.alone:
+            parts[i] = file.read(*ranges[i])
+        elif ranges[i][1]:
+            order.append(i)
     while order:
         start = ranges[order[0]][0]
         stop = start
