@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
 __all__ = ["demo_recipe"]
@@ -24,7 +23,7 @@ def demo_recipe(cache: Path) -> Path:
         return CHECKOUT
     text = (PACKAGED if PACKAGED.is_file() else CHECKOUT).read_text(encoding="utf-8")
     target = cache / "demo.toml"
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=cache, delete=False) as file:
-        file.write(text.replace(f"{CACHE_IN_RECIPE}/", ""))
-    os.replace(file.name, target)
+    scratch = target.with_name(f".{target.name}-{os.getpid()}")
+    scratch.write_text(text.replace(f"{CACHE_IN_RECIPE}/", ""), encoding="utf-8")
+    os.replace(scratch, target)
     return target

@@ -5,7 +5,6 @@ from __future__ import annotations
 import glob
 import json
 import os
-import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,18 @@ __all__ = ["load_states", "save_state"]
 
 def save_state(state: Mapping[str, Any], path: Path) -> None:
     """Write one rank's state. The file is the old one or the new one, whole, whatever happens meanwhile."""
+    text = json.dumps(state)
+    scratch = path.with_name(f".{path.name}-{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        handle, scratch = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
         try:
-            with os.fdopen(handle, "w") as file:
-                json.dump(state, file)
+            with scratch.open("w") as file:
+                file.write(text)
                 file.flush()
                 os.fsync(file.fileno())
             os.replace(scratch, path)
-        except BaseException:
-            os.unlink(scratch)
-            raise
+        finally:
+            scratch.unlink(missing_ok=True)
     except OSError as error:
         raise StateError(f"cannot write the state to {path}: {error.strerror}") from error
 
