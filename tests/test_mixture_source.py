@@ -153,3 +153,17 @@ def test_a_billion_rows_open_as_fast_as_a_thousand(shuffle: str) -> None:
     assert report["passes"] == [255]
     assert report["total_s"] < 2
     assert report["peak_mb"] < 100
+
+
+def test_describes_each_dataset_for_people() -> None:
+    source = Mixture(
+        {"web": rows(5), "docs": rows(7), "code": rows(3)},
+        weights={"web": 2, "docs": 1, "code": 1},
+        passes={"docs": Once(), "code": Passes(3)},
+        shuffle={"docs": "none"},
+    )
+    assert [source.describe_dataset(place) for place in range(3)] == [
+        "50.0% of samples, forever, shuffle=chunks",
+        "25.0% of samples, once, shuffle=none",
+        "25.0% of samples, 3 passes, shuffle=chunks",
+    ]

@@ -113,6 +113,14 @@ class Mixture:
             ],
         }
 
+    def describe_dataset(self, place: int) -> str:
+        """One dataset's part in a few words, for `explain()`: its share of the samples, passes, order."""
+        name = self.names[place]
+        share = self.weights[name] / sum(self.weights.values())
+        limit = self.passes[name].limit
+        passes = "forever" if limit is None else "once" if limit == 1 else f"{limit} passes"
+        return f"{share:.1%} of samples, {passes}, shuffle={self.shuffle[name]}"
+
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_orders"}
 
