@@ -35,11 +35,13 @@ def model_inputs(
     device: Any = None,
     dtype: Any = None,
     isolation: Isolation = "positions",
+    image_token_id: int | None = None,
 ) -> dict[str, Any]:
     """Keyword arguments for the Hugging Face model of `layout`'s family; samples of a pack never see each other.
 
     `batch` is a `zvl.Batch` or any mapping with its fields as tensors or arrays. `device` None leaves tensors where
-    they are, `dtype` None means float32; it must be the model's. The result holds:
+    they are, `dtype` None means float32; it must be the model's. `image_token_id` is needed by layouts that have an
+    `attention` of their own (see docs/contracts.md). The result holds:
 
     - `input_ids`, `labels`: int64 (B, S); (1, B·S) for "varlen". The model shifts the labels; the first of each
       sample is -100, so no loss crosses a border.
@@ -49,6 +51,7 @@ def model_inputs(
       a batch without images.
     - `use_cache`: False.
     - what `layout.pixel_inputs` gives: pixels in `dtype` and geometry; nothing without images.
+    - what `layout.attention` gives, where a layout has it, instead of the isolation's own arguments.
     """
     if isolation not in get_args(Isolation):
         raise RecipeError(f"isolation: expected one of {', '.join(get_args(Isolation))}, got {isolation!r}")
@@ -61,6 +64,9 @@ def model_inputs(
         "use_cache": False,
     }
     inputs |= layout.pixel_inputs(batch, device, dtype)
+    attention: Callable[..., dict[str, Any]] | None = getattr(layout, "attention", None)
+    if attention is not None:
+        return inputs | attention(inputs, segment_ids, isolation, dtype, image_token_id)
     return MODES[isolation](inputs, batch, segment_ids, dtype)
 
 

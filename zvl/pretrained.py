@@ -118,6 +118,7 @@ FAMILIES = (
     ),
     Family("qwen2_5_vl", frozenset({"Qwen2_5_VLProcessor", "qwen2_5_vl"}), _qwen),
     Family("internvl", frozenset({"InternVLProcessor", "internvl"})),
+    Family("gemma3", frozenset({"Gemma3Processor", "gemma3", "Gemma3ImageProcessor"})),
     Family("llava", frozenset({"LlavaProcessor", "llava"})),
     Family("llava_next", frozenset({"LlavaNextProcessor", "llava_next"})),
     Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),

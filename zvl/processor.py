@@ -107,10 +107,16 @@ class Processor:
 
         return ChatTemplate(self.chat_template, self.text.variables)
 
+    @property
+    def feature_token(self) -> str:
+        """The token that features fill: the layout's `feature_token` where it has one, else its `image_token`."""
+        token: str = getattr(self.layout, "feature_token", self.layout.image_token)
+        return token
+
     @functools.cached_property
     def image_token_id(self) -> int:
-        """The id of the token that marks an image in the prompt."""
-        return self.token_id(self.layout.image_token)
+        """The id of `feature_token`."""
+        return self.token_id(self.feature_token)
 
     def token_id(self, text: str) -> int:
         """The id of one token of the vocabulary; a missing one raises RecipeError."""
@@ -128,7 +134,9 @@ class Processor:
         """The keyword arguments of the family's Hugging Face model; see `zvl.model_inputs.model_inputs`."""
         from zvl.model_inputs import model_inputs
 
-        return model_inputs(self.layout, batch, device, dtype, isolation)
+        # Only such a layout needs the id, and with it the tokenizer in the trainer's process.
+        image_token_id = self.image_token_id if hasattr(self.layout, "attention") else None
+        return model_inputs(self.layout, batch, device, dtype, isolation, image_token_id)
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON that names all that determines ids and pixels: content, never paths."""

@@ -13,7 +13,7 @@ from zvl.operator import Sample
 from zvl.processor import Processor
 from zvl.protocols import Layout
 
-__all__ = ["check_image_tokens", "expand_ids", "expand_text", "image_starts", "plans_of"]
+__all__ = ["check_features", "check_image_tokens", "expand_ids", "expand_text", "image_starts", "plans_of"]
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -45,6 +45,21 @@ def check_image_tokens(token: str, found: int, images: int) -> None:
             "image_count",
             f"expected {token!r} once for each of {images} images, got it {found} times: the text spells the token "
             "out, and it would be taken for an image; change the text, or drop the sample",
+        )
+
+
+def check_features(processor: Processor, ids: Ids, plans: Sequence[ImagePlan]) -> None:
+    """Raise BadData unless encoded `ids` hold as many feature tokens as the images have features.
+
+    Where these are another token than the one that stands for an image, a text may spell them out.
+    """
+    expected = sum(plan.tokens for plan in plans)
+    found = int(np.count_nonzero(ids == processor.image_token_id))
+    if found != expected:
+        raise BadData(
+            "image_count",
+            f"expected {processor.feature_token!r} {expected} times, for the features of {len(plans)} images, got it "
+            f"{found} times: the text spells the token out; change the text, or drop the sample",
         )
 
 

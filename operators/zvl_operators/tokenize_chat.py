@@ -14,7 +14,7 @@ from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
 from zvl.operator import Map, Sample
 from zvl.processor import Processor
-from zvl_operators._placeholders import expand_ids, expand_text, image_starts, plans_of
+from zvl_operators._placeholders import check_features, expand_ids, expand_text, image_starts, plans_of
 
 __all__ = ["TokenizeChat"]
 
@@ -109,10 +109,11 @@ class TokenizeChat(Map):
         text = self.processor.text
         loss = text.tokens_in(prompt.text, ids, prompt.loss)
         turn_ends = _ends(loss)
-        if prompt.images:
+        if self.processor.layout.expand == "text":
             # Most images stand in a question: only those that touch an answer matter.
             touching = [image for image in prompt.images if any(_touch(image, span) for span in prompt.loss)]
             loss &= ~text.tokens_in(prompt.text, ids, touching)
+            check_features(self.processor, ids, prompt.plans)
         else:
             ids, loss, turn_ends = expand_ids(self.processor, ids, prompt.plans, loss, turn_ends)
         loss[:1] = False

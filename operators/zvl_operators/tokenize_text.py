@@ -60,7 +60,7 @@ class TokenizeText(FlatMap):
         tokenizer = self.processor.text
         (ids,) = tokenizer.encode([text], add_special_tokens=True)
         found = int(np.count_nonzero(ids == self.processor.image_token_id))
-        check_image_tokens(self.processor.layout.image_token, found, 0)
+        check_image_tokens(self.processor.feature_token, found, 0)
         if not len(ids):
             raise BadData("text", f"expected text with at least one token, got none of {len(text)} characters")
         if self.add_eos and tokenizer.eos_token_id is not None and ids[-1] != tokenizer.eos_token_id:

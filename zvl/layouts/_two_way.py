@@ -1,0 +1,56 @@
+"""Attention that looks forward within blocks of tokens: images of Gemma 3, prompts of PaliGemma."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from zvl.errors import RecipeError
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["additive_mask", "image_blocks", "refuse_varlen"]
+
+
+def refuse_varlen(isolation: str, layout: str, what: str) -> None:
+    """Raise RecipeError for "varlen": flash attention has no mask, and would silently leave the blocks out."""
+    if isolation == "varlen":
+        raise RecipeError(
+            f"isolation: layout {layout} cannot be 'varlen': {what} see each other both ways, which flash attention "
+            "cannot do (nor does the model take it); use 'positions' or 'mask' with attention 'sdpa' or 'eager'"
+        )
+
+
+def image_blocks(is_image: torch.Tensor) -> torch.Tensor:
+    """The number of the run of image tokens that a token belongs to, -1 outside; int64 (B, S).
+
+    >>> import torch
+    >>> image_blocks(torch.tensor([[False, True, True, False, True]])).tolist()
+    [[-1, 0, 0, -1, 1]]
+    """
+    import torch
+
+    before = torch.zeros_like(is_image)
+    before[:, 1:] = is_image[:, :-1]
+    return torch.where(is_image, (is_image & ~before).cumsum(dim=-1) - 1, -1)
+
+
+def additive_mask(
+    segment_ids: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype | None, window: int | None = None
+) -> torch.Tensor:
+    """0 where a token sees another and -inf elsewhere, `dtype` (B, 1, S, S); None means float32.
+
+    A token sees those of its own segment that are of its own block or not behind it, and with `window` only those
+    fewer than `window` tokens back. Blocks count from 0; -1 is no block.
+    """
+    import torch
+
+    place = torch.arange(segment_ids.shape[-1], device=segment_ids.device)
+    back = place[:, None] - place
+    own = (blocks[:, :, None] == blocks[:, None, :]) & (blocks >= 0)[:, :, None]
+    seen = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (own | (back >= 0))
+    if window is not None:
+        seen &= back < window
+    mask: Any = torch.zeros(seen.shape, dtype=dtype or torch.float32, device=seen.device)
+    filled: torch.Tensor = mask.masked_fill_(~seen, -torch.inf)
+    return filled[:, None]
