@@ -13,6 +13,7 @@ from reference.torchvision_cpu import default_image_processor
 from zvl.errors import RecipeError
 from zvl.layouts.llava import Llava
 from zvl.layouts.llava_next import LlavaNext
+from zvl.layouts.pixtral import Pixtral
 from zvl.pretrained import read_pretrained
 from zvl.processor import Processor
 
@@ -60,6 +61,14 @@ SAVED: list[tuple[str, str, dict[str, Any], dict[str, Any], Any]] = [
         {"size": SQUARE, "crop_size": SQUARE, "image_grid_pinpoints": PINPOINTS, "resample": 1},
         {**SIGLIP, "patch_size": 2},
         LlavaNext(image_size=28, patch_size=2, image_grid_pinpoints=((28, 56), (56, 28)), resample="lanczos"),
+    ),
+    ("PixtralProcessor", "PixtralImageProcessor", {}, {}, Pixtral()),
+    (
+        "PixtralProcessor",
+        "PixtralImageProcessor",
+        {"size": {"height": 1540, "width": 1540}, "patch_size": 99, "image_std": [0.1, 0.2, 0.3]},
+        {"patch_size": 14, "spatial_merge_size": 2},
+        Pixtral(longest_edge=1540, patch_size=14, spatial_merge_size=2, image_std=(0.1, 0.2, 0.3)),
     ),
 ]
 
@@ -110,6 +119,7 @@ def test_older_files_are_read(image: dict[str, Any], layout: Llava, tmp_path: Pa
 
 
 LLAVA = {"processor_class": "LlavaProcessor", **CLIP}
+PIXTRAL = {"processor_class": "PixtralProcessor"}
 NEXT = {"processor_class": "LlavaNextProcessor", **CLIP}
 AT_336 = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
 
@@ -131,6 +141,9 @@ AT_336 = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 
         ({}, {**LLAVA, "tiles": 4}, "layout llava cannot honour the setting tiles = 4"),
         ({**AT_336, "do_pad": False}, NEXT, "cannot honour do_pad = False: the model takes tiles filled up"),
         (AT_336, {**NEXT, "num_additional_image_tokens": 0}, "num_additional_image_tokens = 0 .* one feature a patch"),
+        ({"do_pad": False}, PIXTRAL, "cannot honour do_pad = False: the model takes images filled up"),
+        ({"size": {"height": 224, "width": 448}}, PIXTRAL, "size: expected longest_edge, or one height and width"),
+        ({}, {**PIXTRAL, "crops": 2}, "layout pixtral cannot honour the setting crops = 2"),
         ({"size": {"shortest_edge": 336}}, NEXT, "crop_size: expected 336, as size says, got 224"),
     ],
 )
