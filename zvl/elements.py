@@ -3,18 +3,25 @@
 - a sample (`dict`);
 - `Mark`: a flush mark. Every Accumulate emits what it holds, then hands the mark on and starts afresh;
 - `Dropped`: the record of a sample that left the stream, on its way to the ledger;
+- `Failed`: the stream ends here with an error. It stands in its place like a sample, so that all before it is
+  delivered first;
 - `Waiting`: nothing is ready until one of these futures is. The chain can be resumed then, so that one thread
   plans many lanes and never blocks on one of them.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec
 
+from zvl.errors import ZvlError
 from zvl.operator import Sample
 
-__all__ = ["Dropped", "Element", "Mark", "Planned", "Waiting"]
+__all__ = ["Dropped", "Element", "Failed", "Mark", "Planned", "Waiting", "fails_in_place"]
+
+P = ParamSpec("P")
 
 
 class Mark(NamedTuple):
@@ -34,13 +41,19 @@ class Dropped(NamedTuple):
     bad: bool
 
 
+class Failed(NamedTuple):
+    """The last element of a stream that cannot go on."""
+
+    error: ZvlError
+
+
 class Waiting(NamedTuple):
     """Nothing to hand on before one of `futures` is done."""
 
     futures: tuple[Future[Any], ...]
 
 
-Element = Sample | Mark | Dropped | Waiting
+Element = Sample | Mark | Dropped | Failed | Waiting
 
 
 class Planned(NamedTuple):
@@ -52,3 +65,16 @@ class Planned(NamedTuple):
     delivered: int
     dropped: tuple[Dropped, ...]
     blank: bool = False
+
+
+def fails_in_place(stage: Callable[P, Iterator[Element]]) -> Callable[P, Iterator[Element]]:
+    """A generator function whose streams end with `Failed` where they would raise a ZvlError."""
+
+    @functools.wraps(stage)
+    def stream(*args: P.args, **kwargs: P.kwargs) -> Iterator[Element]:
+        try:
+            yield from stage(*args, **kwargs)
+        except ZvlError as error:
+            yield Failed(error)
+
+    return stream

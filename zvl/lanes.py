@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from zvl.elements import Dropped, Element, Mark, Planned, Waiting
-from zvl.errors import BadData, StateError
+from zvl.elements import Dropped, Element, Failed, Mark, Planned, Waiting, fails_in_place
+from zvl.errors import BadData, StateError, ZvlError
 from zvl.hashing import Rng, hash_ints
 from zvl.nodes import Node
 from zvl.operator import Accumulate, Accumulator, Sample
@@ -23,7 +23,7 @@ def parallel(
     group: int,
 ) -> Iterator[Element]:
     """Pure operators as an ordered window of futures: at most `depth` groups of up to `group` samples in flight."""
-    flights: deque[Future[list[Element]] | Mark | Dropped] = deque()
+    flights: deque[Future[list[Element]] | Mark | Dropped | Failed] = deque()
     gathered: list[Element] = []
     running = 0
 
@@ -44,7 +44,8 @@ def parallel(
                     return
                 flights.popleft()
                 running -= 1
-                yield from head.result()
+                error = head.exception()
+                yield from (Failed(error),) if isinstance(error, ZvlError) else head.result()
             else:
                 flights.popleft()
                 yield head
@@ -55,18 +56,22 @@ def parallel(
             if len(gathered) < group:
                 continue
             launch()
-            while running >= depth:
-                yield from landed()
-                if running >= depth:
-                    yield _wait(flights)
         elif isinstance(element, Waiting):
             launch()
             yield from landed()
             head = flights[0] if flights else None
             yield Waiting((head, *element.futures)) if isinstance(head, Future) else element
+            continue
         else:
             launch()
             flights.append(element)
+            if isinstance(element, Failed):
+                break
+            yield from landed()  # marks and drops must not gather behind groups that are too small to fill the window
+        while running >= depth:
+            yield from landed()
+            if running >= depth:
+                yield _wait(flights)
     launch()
     while flights:
         yield from landed()
@@ -74,12 +79,13 @@ def parallel(
             yield _wait(flights)
 
 
-def _wait(flights: deque[Future[list[Element]] | Mark | Dropped]) -> Waiting:
+def _wait(flights: deque[Future[list[Element]] | Mark | Dropped | Failed]) -> Waiting:
     head = flights[0]
     assert isinstance(head, Future)  # `landed` has just handed on everything else
     return Waiting((head,))
 
 
+@fails_in_place
 def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Element]:
     """An Accumulate in its lane: a fresh accumulator at every mark, emptied before the mark goes on."""
     operator = node.operator
@@ -107,10 +113,13 @@ def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Ele
             if accumulator is not None:
                 yield from named(_flushed(node, accumulator, f"the end of interval {interval}"))
             interval, ordinal = element.interval, 0
-            accumulator = operator.start(Rng(hash_ints(node.salt, lane, interval)))
+            with node.guarding(f"the start of interval {interval}"):
+                accumulator = operator.start(Rng(hash_ints(node.salt, lane, interval)))
             yield element
         else:
             yield element
+            if isinstance(element, Failed):
+                return
     if accumulator is not None:
         yield from named(_flushed(node, accumulator, f"the end of lane {lane}"))
 
@@ -119,15 +128,25 @@ def _pushed(node: Node, accumulator: Accumulator, sample: Sample) -> Sequence[Sa
     key = sample["__key__"]
     with node.guarding(key):
         try:
-            ready = accumulator.push(sample)
-            return ready if isinstance(ready, tuple | list) else list(ready)
+            return _checked(accumulator.push(sample), "push")
         except BadData as error:
             return node.bad(key, error)
 
 
-def _flushed(node: Node, accumulator: Accumulator, where: str) -> list[Sample]:
+def _flushed(node: Node, accumulator: Accumulator, where: str) -> Sequence[Sample]:
     with node.guarding(where):
-        return list(accumulator.flush())
+        return _checked(accumulator.flush(), "flush")
+
+
+def _checked(ready: Iterable[Sample], method: str) -> Sequence[Sample]:
+    """What an accumulator returned, as a sequence of samples."""
+    if not isinstance(ready, Iterable) or isinstance(ready, dict):
+        raise ZvlError(f"expected {method}() to return an iterable of samples, got {type(ready).__name__}")
+    samples = ready if isinstance(ready, tuple | list) else list(ready)
+    for sample in samples:
+        if not isinstance(sample, dict):
+            raise ZvlError(f"expected {method}() to return samples (dicts), got {type(sample).__name__} among them")
+    return samples
 
 
 def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned | Waiting]:
@@ -151,8 +170,11 @@ def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned
             dropped.append(element)
         elif isinstance(element, Waiting):
             yield element
+        elif isinstance(element, Failed):
+            raise element.error
         elif clean is None or not skip:
             clean, count = element.state, 0
+            yield Waiting(())  # nothing to wait for: lets the planner look up in a stretch without batches
         else:
             break
     if skip:

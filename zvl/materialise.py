@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from zvl.elements import Failed
 from zvl.errors import ZvlError
 from zvl.nodes import Node, run_nodes
 from zvl.operator import Sample, SplitMap
@@ -39,6 +40,8 @@ class Materialiser:
 def finish(nodes: Sequence[Node], sample: Sample) -> Sample:
     """Run a batch through Maps."""
     (result,) = run_nodes(nodes, [sample])
+    if isinstance(result, Failed):
+        raise result.error
     assert isinstance(result, dict)  # Maps give exactly one sample
     return result
 
@@ -52,7 +55,7 @@ class _SplitJob:
         self._state, self._parts, self._done = state, parts, done
         self._outcomes: list[Any] = [None] * len(parts)
         self._missing = len(parts)
-        self._failed = False
+        self._failed: tuple[int, ZvlError] | None = None
         self._lock = threading.Lock()
 
     @staticmethod
@@ -79,35 +82,37 @@ class _SplitJob:
     def _run(self, indices: range) -> None:
         operator = self._node.operator
         assert isinstance(operator, SplitMap)
-        try:
-            with self._node.guarding(self._key):
-                for i in indices:
-                    if self._failed:
-                        return
+        for i in indices:
+            # Parts before a failed one still run, so that the error is always that of the first.
+            if self._failed is not None and self._failed[0] < i:
+                break
+            try:
+                with self._node.guarding(self._key):
                     self._outcomes[i] = operator.part(self._state, self._parts[i])
-        except ZvlError as error:
-            self._fail(error)
-            return
+            except ZvlError as error:
+                self._fail(i, error)
+                break
         with self._lock:
             self._missing -= len(indices)
             last = self._missing == 0
         if last:
             self._complete()
 
+    def _fail(self, part: int, error: ZvlError) -> None:
+        with self._lock:
+            if self._failed is None or part < self._failed[0]:
+                self._failed = part, error
+
     def _complete(self) -> None:
         operator = self._node.operator
         assert isinstance(operator, SplitMap)
         try:
+            if self._failed is not None:
+                raise self._failed[1]
             with self._node.guarding(self._key):
                 sample = operator.finish(self._state, self._outcomes)
             result = finish(self._rest, sample | {"__key__": self._key})
         except ZvlError as error:
-            self._fail(error)
+            self._done.set_exception(error)
         else:
             self._done.set_result(result)
-
-    def _fail(self, error: ZvlError) -> None:
-        with self._lock:
-            first, self._failed = not self._failed, True
-        if first:
-            self._done.set_exception(error)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from zvl.elements import Dropped, Element
+from zvl.elements import Dropped, Element, Failed
 from zvl.errors import BadData, OperatorError, StorageError, ZvlError
 from zvl.hashing import Rng, hash_ints, hash_text
 from zvl.operator import FilterMap, FlatMap, Map, Operator, RandomMap, Sample
@@ -70,7 +70,10 @@ class Guard:
 
 
 def run_nodes(nodes: Sequence[Node], elements: list[Element]) -> list[Element]:
-    """Run a group of samples through pure operators; what is dropped leaves its record in its place."""
+    """Run a group of samples through pure operators; what is dropped leaves its record in its place.
+
+    Where a sample stops the run, `Failed` ends the group, and the samples before it are as if it had not been there.
+    """
     for node in nodes:
         elements = _run_node(node, elements)
     return elements
@@ -80,25 +83,40 @@ def _run_node(node: Node, elements: list[Element]) -> list[Element]:
     operator = node.operator
     samples = [element for element in elements if isinstance(element, dict)]
     if isinstance(operator, Map) and type(operator).many is not Map.many and len(samples) > 1:
-        results = iter(_call_many(node, operator, samples))
+        results = _call_many(node, operator, samples)
     else:
-        results = iter([_call(node, sample) for sample in samples])
+        results = (_call(node, sample) for sample in samples)
     output: list[Element] = []
-    for element in elements:
-        if isinstance(element, dict):
-            output.extend(next(results))
-        else:
-            output.append(element)
+    try:
+        for element in elements:
+            if isinstance(element, dict):
+                output.extend(next(results))
+            else:
+                output.append(element)
+    except ZvlError as error:
+        output.append(Failed(error))
     return output
 
 
-def _call_many(node: Node, operator: Map, samples: list[Sample]) -> list[list[Element]]:
+def _call_many(node: Node, operator: Map, samples: list[Sample]) -> Iterator[list[Element]]:
     keys = [sample["__key__"] for sample in samples]
-    with node.guarding(f"{keys[0]} ... {keys[-1]}"):
-        results = operator.many(samples)
-        if len(results) != len(samples):
-            raise ZvlError(f"expected many() to return {len(samples)} results, got {len(results)}")
-    return [_outcome(node, key, result) for key, result in zip(keys, results, strict=True)]
+    try:
+        with node.guarding(f"{keys[0]} ... {keys[-1]}"):
+            results = operator.many(samples)
+            if len(results) != len(samples):
+                raise ZvlError(f"expected many() to return {len(samples)} results, got {len(results)}")
+    except ZvlError:
+        yield from _one_by_one(node, samples)
+        raise
+    yield from (_outcome(node, key, result) for key, result in zip(keys, results, strict=True))
+
+
+def _one_by_one(node: Node, samples: list[Sample]) -> Iterator[list[Element]]:
+    """After `many` failed: the sample that is at fault raises, behind those before it. If none is, the last is withheld
+    for the error of `many` itself."""
+    for sample in samples[:-1]:
+        yield _call(node, sample)
+    _call(node, samples[-1])
 
 
 def _call(node: Node, sample: Sample) -> list[Element]:

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from zvl.elements import Dropped, Element, Mark, Waiting
+from zvl.elements import Dropped, Element, Mark, Waiting, fails_in_place
 from zvl.errors import BadData, OperatorError
 from zvl.operator import Sample
 from zvl.protocols import Dataset, LaneCursor, Pointer, WorkSource
@@ -32,6 +32,7 @@ class ReadAhead:
         return cls(rows=max(4, min(64, budget // max(1, lanes * row))), chunk_bytes=max(budget, 1 << 24))
 
 
+@fails_in_place
 def read_lane(
     source: WorkSource, cursor: LaneCursor, flush_every: int, ahead: ReadAhead, submit: SubmitRead
 ) -> Iterator[Element]:
