@@ -31,10 +31,14 @@ class Delivery(NamedTuple):
 
 
 class StepStart(NamedTuple):
-    """A step begins; `has_data` says whether any lane of this rank has a batch for it."""
+    """A step begins; `has_data` says whether any lane of this rank has a batch for it.
+
+    Where none has, `dropped` are the records of drops behind the lanes' last batches.
+    """
 
     step: int
     has_data: bool
+    dropped: tuple[Dropped, ...] = ()
 
 
 class Failure(NamedTuple):
@@ -83,13 +87,13 @@ class LaneFeed:
             return planned
         if not self.ended:
             return None
-        dropped, self._leftover = self._leftover, ()
         clean, delivered = self._last
-        return Planned(blank(self.lane), self.lane, clean, delivered, dropped, blank=True)
+        return Planned(blank(self.lane), self.lane, clean, delivered, self.leftover(), blank=True)
 
     def leftover(self) -> tuple[Dropped, ...]:
-        """Records of drops behind the lane's last batch."""
-        return self._leftover
+        """Records of drops behind the lane's last batch, given out once."""
+        dropped, self._leftover = self._leftover, ()
+        return dropped
 
 
 class Engine:
@@ -141,15 +145,11 @@ class Engine:
                 self._events.put(None)
         return event
 
-    def leftovers(self) -> Iterator[Dropped]:
-        """After the last step: records of drops that no batch took along."""
-        for feed in self._feeds:
-            yield from feed.leftover()
-
     def close(self) -> None:
-        """End the planner. The runner is closed by its owner."""
+        """End the planner; a `take` that waits in another thread gets a Failure. The runner is closed by its owner."""
         self._closing = True
         self._events.put(None)
+        self._out.put(Failure(ZvlError("the loader was closed while its next batch was awaited")))
         if self._thread is not None:
             self._thread.join()
 
@@ -200,7 +200,8 @@ class Engine:
                 has_data = self._has_data()
                 if has_data is None:
                     break
-                self._out.put(StepStart(self._step, has_data))
+                dropped = () if has_data else tuple(record for feed in self._feeds for record in feed.leftover())
+                self._out.put(StepStart(self._step, has_data, dropped))
                 self._announced = dispatched = True
             feed = self._feeds[self._turn]
             if feed.given >= (self._step + 1) * self._per_step:

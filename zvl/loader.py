@@ -16,7 +16,7 @@ from zvl.checkpoint import LaneState, restore
 from zvl.elements import Element, Planned, Waiting
 from zvl.ends import compare_pixels, find_reducer
 from zvl.engine import Delivery, Engine, Failure, LaneFeed, StepStart
-from zvl.errors import RecipeError, StateError
+from zvl.errors import RecipeError, StateError, ZvlError
 from zvl.lanes import accumulate, collect, parallel
 from zvl.ledger import Ledger
 from zvl.materialise import Materialiser
@@ -49,6 +49,8 @@ def own_lanes(lanes: int, dp_rank: int, dp_size: int) -> range:
     >>> own_lanes(8, 1, 4)
     range(2, 4)
     """
+    if dp_size < 1:
+        raise RecipeError(f"expected dp_size of at least 1, got {dp_size}")
     if lanes % dp_size:
         sizes = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
         raise RecipeError(f"{lanes} lanes cannot be shared by dp_size={dp_size} ranks: sizes that work are {sizes}")
@@ -107,6 +109,7 @@ class Loader:
         self._engine: Engine | None = None
         self._runners: list[Runner] = []
         self._finished = False
+        self._broken = False
         self._totals = {"batches": 0, "images": 0, "tokens": 0, "loss_tokens": 0}
         self._waited = 0.0
 
@@ -122,24 +125,39 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
+        if self._broken:
+            raise ZvlError(
+                "this loader stopped at an error or an interrupt: make a new one and load the state of the last batch"
+            )
         if self._finished:
             raise StopIteration
+        self._broken = True
+        try:
+            batch = self._next_batch()
+            self._broken = False
+        finally:
+            if self._broken:
+                self.close()
+        if batch is None:
+            self.close()
+            raise StopIteration
+        return batch
+
+    def _next_batch(self) -> Batch | None:
+        """The next batch, None at the end."""
         engine = self._engine or self._start()
         begun = time.perf_counter()
         while True:
             event = engine.take()
             if isinstance(event, Failure):
-                self.close()
                 raise event.error
-            if isinstance(event, StepStart):
-                if not self._goes_on(event):
-                    self._ledger.drop(engine.leftovers())
-                    self.close()
-                    raise StopIteration
-                continue
-            batch = self._deliver(event)
-            self._waited += time.perf_counter() - begun
-            return batch
+            if isinstance(event, Delivery):
+                batch = self._deliver(event)
+                self._waited += time.perf_counter() - begun
+                return batch
+            self._ledger.drop(event.dropped)
+            if not self._goes_on(event):
+                return None
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch last yielded: small JSON, for `load_state_dict` of a loader on any rank count."""
