@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -186,10 +187,7 @@ class Loader:
         """End all threads and close all files. Safe to call twice."""
         self._finished = True
         if self._engine is not None:
-            self._engine.close()
-        for runner in self._runners:
-            runner.close()
-        self._runners.clear()
+            _end(self._engine, self._runners)
         self._ledger.close()
 
     def _start(self) -> Engine:
@@ -215,6 +213,7 @@ class Loader:
             finite=pipeline.source.finite,
             threaded=threaded,
         )
+        weakref.finalize(self, _end, self._engine, self._runners)
         return self._engine
 
     def _feed(self, lane: int, nodes: Sequence[Node], runner: Runner, reads: Runner, ahead: ReadAhead) -> LaneFeed:
@@ -256,6 +255,15 @@ class Loader:
         self._totals["tokens"] += sum(segment.stop - segment.start for row in batch.segments for segment in row)
         self._totals["loss_tokens"] += int(batch.get("num_loss_tokens", 0))
         return batch
+
+
+def _end(engine: Engine, runners: list[Runner]) -> None:
+    """Stop the threads of a loader that nobody closed, when it is collected or the interpreter ends: threads that are
+    decoding while it ends would abort the process."""
+    engine.close()
+    for runner in runners:
+        runner.close()
+    runners.clear()
 
 
 def _positive_workers(workers: int | None) -> int:
