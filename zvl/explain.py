@@ -19,6 +19,13 @@ REPLAY_SECONDS_PER_ROW = 0.5e-3
 """What planning one image-text row cost on one core of the machine of docs/decisions; for a first idea only."""
 
 
+SAMPLES_PER_ROW = 4
+"""Samples that share a packed row, where nothing is known of them."""
+
+TOKEN_BYTES = 5 * 8
+"""Of one token of a sample: id, label and three positions, int64."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Memory:
     """Bytes that a rank's loader may hold at once."""
@@ -26,7 +33,7 @@ class Memory:
     reading: int
     """Compressed rows of open chunks, and those read ahead."""
     held: int
-    """Compressed samples in tasks, shuffle buffers and open packs."""
+    """Samples, compressed and tokenized, in tasks, shuffle buffers, open packs and planned batches."""
     batches: int
     """Pixels and tokens of batches finished or in the making."""
 
@@ -47,11 +54,13 @@ def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) 
     samples = sum(operator.holds() for operator in planning if isinstance(operator, Accumulate))
     pure = sum(not isinstance(operator, Accumulate) for operator in planning)
     samples += GROUP * max(1, -(-2 * workers // lanes)) if pure else 0
-    splits = _splits(pipeline)
+    window = window_size(workers, None, _splits(pipeline))
+    if planning:
+        samples += -(-window // lanes) * _samples_per_batch(pipeline)
     return Memory(
         reading=lanes * row * (chunk_rows * len(datasets) + ahead.rows),
-        held=lanes * row * samples,
-        batches=_batch_bytes(pipeline) * (window_size(workers, None, splits) + 1),
+        held=lanes * samples * (row + TOKEN_BYTES * (_max_tokens(pipeline) // SAMPLES_PER_ROW)),
+        batches=_batch_bytes(pipeline) * (window + 1),
     )
 
 
@@ -118,7 +127,7 @@ def _fields(operator: Operator) -> str:
 def _memory_lines(pipeline: Pipeline, held: Memory, lanes: int, workers: int) -> Iterator[str]:
     yield "memory  at most, per rank"
     yield f"  {_size(held.reading):>9}  compressed rows in open chunks and read ahead, {lanes} lanes"
-    yield f"  {_size(held.held):>9}  compressed samples held by operators, {lanes} lanes"
+    yield f"  {_size(held.held):>9}  samples held by operators and planned batches, {lanes} lanes"
     yield f"  {_size(held.batches):>9}  batches finished or in the making"
     row = max((dataset.row_bytes for dataset in pipeline.source.datasets), default=0)
     rows = (pipeline.flush_every - 1) * lanes
@@ -148,6 +157,16 @@ def _warnings(pipeline: Pipeline) -> Iterator[str]:
 def _splits(pipeline: Pipeline) -> bool:
     behind = pipeline.operators[pipeline.border :]
     return bool(behind) and isinstance(behind[0].operator, SplitMap)
+
+
+def _max_tokens(pipeline: Pipeline) -> int:
+    """Length of a packed row; 0 without `pack`."""
+    return max((getattr(placed.operator, "max_tokens", None) or 0 for placed in pipeline.operators), default=0)
+
+
+def _samples_per_batch(pipeline: Pipeline) -> int:
+    sizes = [placed.operator.size for placed in pipeline.operators if hasattr(placed.operator, "size")]
+    return (sizes[-1] if sizes else 1) * (SAMPLES_PER_ROW if _max_tokens(pipeline) else 1)
 
 
 def _batch_bytes(pipeline: Pipeline) -> int:
