@@ -55,6 +55,18 @@ def test_errors_name_codec_and_size() -> None:
         decode(data, probe(data), "pilow")
 
 
+def test_running_out_of_memory_is_no_bad_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hungry:
+        formats = frozenset({"png"})
+
+        def decode(self, data: bytes, info: ImageInfo) -> Pixels:
+            raise MemoryError
+
+    monkeypatch.setattr(module, "codec_named", lambda name: Hungry())
+    with pytest.raises(MemoryError):
+        decode(FILES["png"], probe(FILES["png"]))
+
+
 def test_a_codec_that_breaks_its_promise_is_bad_data(monkeypatch: pytest.MonkeyPatch) -> None:
     class Wrong:
         formats = frozenset({"png"})

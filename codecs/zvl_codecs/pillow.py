@@ -11,6 +11,7 @@ from zvl.image import ImageInfo
 from zvl.images.orientation import orient
 from zvl.images.pillow_open import PLUGINS, draft, open_image
 from zvl.protocols import Pixels
+from zvl_codecs._jpeg import check_complete
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,6 +48,8 @@ class Pillow:
                 f"expected {info.width}x{info.height} pixels as probed, got a {info.format} of "
                 f"{image.width}x{image.height}: its parts contradict each other",
             )
+        if info.format == "jpeg":
+            check_complete(data)
         draft(image, divisor)
         image.load()
         return orient(to_rgb(image), info.orientation)

@@ -18,7 +18,7 @@ from zvl.errors import BadData, isolate
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-__all__ = ["PLUGINS", "draft", "open_image"]
+__all__ = ["PLUGINS", "bad_data", "draft", "open_image"]
 
 PLUGINS = (
     ("jpeg", "JpegImagePlugin", "JpegImageFile"),
@@ -34,6 +34,19 @@ PLUGINS = (
     ("ico", "IcoImagePlugin", "IcoImageFile"),
 )
 """zvl's name of a format, Pillow's module and class. The plain JPEG class reads the first picture of an MPO file."""
+
+
+def bad_data(reason: str, sentence: str) -> Callable[[Exception], BadData]:
+    """For `zvl.errors.isolate`: what a library raised, as bad data. Running out of memory is the machine's fault, and
+    stays a MemoryError: a run that masked what did not fit would depend on the machine."""
+
+    def wrap(error: Exception) -> BadData:
+        if isinstance(error, MemoryError):
+            raise error
+        return BadData(reason, f"{sentence}: {error}")
+
+    return wrap
+
 
 Accept = Callable[[bytes], bool | str]
 Opener = tuple[str, "Callable[[BytesIO, str], Image]", Accept]
@@ -61,7 +74,7 @@ def open_image(data: bytes) -> tuple[str, Image]:
         if isinstance(verdict, str):  # Pillow knows the format but was built without it
             raise BadData("format", f"this Pillow cannot read the file: {verdict}")
         if verdict:
-            with isolate(lambda error: BadData("header", f"damaged {name} header: {error}")):  # noqa: B023
+            with isolate(bad_data("header", f"damaged {name} header")):
                 return name, plugin(BytesIO(data), "")
     raise BadData(
         "format",

@@ -15,6 +15,7 @@ from zvl.images.canaries import canary_images
 from zvl.images.colour import composite, to_srgb
 from zvl.images.header import probe
 from zvl.images.options import DecodeOptions
+from zvl.images.pillow_open import bad_data
 from zvl.images.scaling import jpeg_divisor, scaled_size
 from zvl.protocols import Codec, Filter, Pixels
 
@@ -57,7 +58,7 @@ def decode(
     With `options.jpeg_scale`, a JPEG is as small as JPEG allows, but no smaller than `planned`, (width, height).
 
     Raises BadData: "codec" where the codec does not read the format, "size" where the pixels do not have the size of
-    the header, "decode" for everything a library raises.
+    the header, "decode" for everything a library raises but MemoryError.
     """
     name = codec_for(info) if codec == "auto" else codec
     decoder = codec_named(name)
@@ -68,7 +69,7 @@ def decode(
         )
     scaled = getattr(decoder, "decode_scaled", None) if options.jpeg_scale and info.format == "jpeg" else None
     divisor = jpeg_divisor(info, *planned) if scaled and planned else 1
-    with isolate(lambda error: BadData("decode", f"codec {name!r} on {info.format} of {len(data):,} bytes: {error}")):
+    with isolate(bad_data("decode", f"codec {name!r} on {info.format} of {len(data):,} bytes")):
         pixels = scaled(data, info, divisor) if scaled and divisor > 1 else decoder.decode(data, info)
         check_pixels(pixels, info, divisor, name)
         if options.icc == "srgb":
