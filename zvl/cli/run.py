@@ -71,7 +71,8 @@ def run(
         meter, interrupted = _deliver(loader, saver, steps)
         if checkpoint is not None and not interrupted:
             save_state(loader.state_dict(), checkpoint)
-    _report(_summary(meter, loader, checkpoint, saver.saved or not interrupted, interrupted), as_json)
+            saver.saved = meter.last_step
+    _report(_summary(meter, loader, saver, interrupted), as_json)
     if interrupted:
         raise typer.Exit(INTERRUPTED)
 
@@ -83,7 +84,8 @@ class Saver:
     path: Path | None
     every: int | None
     batches_per_step: int
-    saved: bool = False
+    saved: int | None = None
+    """The step behind which it last did."""
 
     def after(self, step: int, state: Mapping[str, Any]) -> None:
         """Called with the state behind each batch."""
@@ -91,7 +93,7 @@ class Saver:
             return
         if all(lane["batches"] == (step + 1) * self.batches_per_step for lane in state["state"].values()):
             save_state(state, self.path)
-            self.saved = True
+            self.saved = step
 
 
 def _deliver(loader: Loader, saver: Saver, steps: int | None) -> tuple[Meter, bool]:
@@ -110,7 +112,7 @@ def _deliver(loader: Loader, saver: Saver, steps: int | None) -> tuple[Meter, bo
     return meter, False
 
 
-def _summary(meter: Meter, loader: Loader, checkpoint: Path | None, saved: bool, interrupted: bool) -> dict[str, Any]:
+def _summary(meter: Meter, loader: Loader, saver: Saver, interrupted: bool) -> dict[str, Any]:
     stats = loader.stats()
     return {
         "first_step": meter.first_step,
@@ -127,7 +129,8 @@ def _summary(meter: Meter, loader: Loader, checkpoint: Path | None, saved: bool,
         "seconds": round(meter.seconds, 3),
         "waited_s": round(stats["waited_s"], 3),
         "dropped": stats["dropped"],
-        "checkpoint": str(checkpoint) if checkpoint and saved else None,
+        "checkpoint": None if saver.path is None else str(saver.path),
+        "checkpoint_step": saver.saved,
         "interrupted": interrupted,
     }
 
@@ -144,8 +147,17 @@ def _report(summary: dict[str, Any], as_json: bool) -> None:
 
 def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
     """The summary for people."""
-    if not summary["batches"]:
-        return [("steps", "none: nothing was left to deliver")]
+    lines = _delivered(summary) if summary["batches"] else [("steps", "none delivered")]
+    for place, (name, count) in enumerate(sorted(summary["dropped"].items()) or [("nothing", "")]):
+        lines.append(("" if place else "left out", f"{name} {count}".strip()))
+    if summary["checkpoint_step"] is not None:
+        lines.append(("state", f"behind step {summary['checkpoint_step']}, saved in {summary['checkpoint']}"))
+    if summary["interrupted"]:
+        lines.append(("ended by", "Ctrl-C"))
+    return lines
+
+
+def _delivered(summary: dict[str, Any]) -> list[tuple[str, str]]:
     first, last = summary["lanes"]
     lines = [
         ("steps", f"{summary['first_step']} to {summary['last_step']}, lanes {first} to {last}"),
@@ -159,11 +171,4 @@ def _lines(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("fill", f"{summary['fill']:.4f} of all places"))
     seconds = f"{summary['seconds']:.1f} s, the first batch after {summary['first_batch_s']:.1f} s"
     lines.append(("time", f"{seconds}; the consumer waited {summary['waited_s']:.1f} s"))
-    left_out = summary["dropped"] or {"nothing": ""}
-    for place, (name, count) in enumerate(sorted(left_out.items())):
-        lines.append(("" if place else "left out", f"{name} {count}".strip()))
-    if summary["checkpoint"]:
-        lines.append(("state", f"saved in {summary['checkpoint']}"))
-    if summary["interrupted"]:
-        lines.append(("ended by", "Ctrl-C"))
     return lines

@@ -82,6 +82,9 @@ def _print(report: Report) -> None:
         say(f"identical: {report.configurations} ways of running gave the same {len(report.steps)} steps", "green")
         return
     count = len(report.differences)
-    say(f"different: {count} of {report.configurations} ways of running; the first difference of each", "bold red")
+    say(
+        f"different: {count} of {report.configurations} ways of running do not give these steps; where they first differ:",
+        "bold red",
+    )
     for difference in report.differences:
         say(f"  {difference}")
