@@ -6,7 +6,9 @@
      "source": "1f0c...", "operators": ["ab12...", ...], "pixels": "77e0...",
      "state": {"0": {"clean": <source state at the last flush mark>, "delivered": 3, "batches": 41}, ...}}
 
-`delivered` counts the lane's batches since that mark, `batches` those since step 0. It is a pure function of the
+`delivered` counts the lane's batches since that mark, `batches` those since step 0. Where a block list is in force in
+the lane's interval, `blocked` is its version, the number of its lines; beside the lanes stands the hash of the newest
+of these versions. The state is a pure function of the
 batches yielded: never of prefetch, runner or timing.
 """
 
@@ -17,6 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from zvl.blocklist import BlockList
 from zvl.errors import StateError
 
 __all__ = ["VERSION", "Identity", "LaneState", "Restored", "restore"]
@@ -26,14 +29,16 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class LaneState:
-    """Where one lane stands. `clean` None means the source's very beginning."""
+    """Where one lane stands. `clean` None means the source's very beginning; `blocked` is a block list's version."""
 
     clean: Any = None
     delivered: int = 0
     batches: int = 0
+    blocked: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"clean": self.clean, "delivered": self.delivered, "batches": self.batches}
+        state = {"clean": self.clean, "delivered": self.delivered, "batches": self.batches}
+        return state | {"blocked": self.blocked} if self.blocked else state
 
 
 @dataclass(frozen=True)
@@ -65,10 +70,12 @@ def restore(
     names: Sequence[str],
     own: range,
     accept: frozenset[str],
+    blocks: BlockList | None = None,
 ) -> Restored:
     """Check one rank's state, or those of several ranks, and pick this rank's lanes; StateError says what differs.
 
-    `names` are the operators' names, for the error; `own` are the lanes of this rank; `accept` may hold "pixels".
+    `names` are the operators' names, for the error; `own` are the lanes of this rank; `accept` may hold "pixels";
+    `blocks` is the block list as it is now.
     """
     ranks = [states] if isinstance(states, Mapping) else list(states)
     if not ranks:
@@ -76,7 +83,9 @@ def restore(
     merged: dict[int, LaneState] = {}
     for rank, state in enumerate(ranks):
         _check_identity(state, identity, names, accept)
-        for lane, value in _lanes(state).items():
+        lanes = _lanes(state)
+        (blocks or BlockList()).check(state, max([value.blocked for value in lanes.values()], default=0))
+        for lane, value in lanes.items():
             if lane in merged:
                 raise StateError(f"lane {lane} is in two of the {len(ranks)} states: pass each rank's state once")
             if not 0 <= lane < identity.lanes:
@@ -96,7 +105,12 @@ def restore(
 def _lanes(state: Mapping[str, Any]) -> dict[int, LaneState]:
     try:
         return {
-            int(lane): LaneState(clean=value["clean"], delivered=int(value["delivered"]), batches=int(value["batches"]))
+            int(lane): LaneState(
+                clean=value["clean"],
+                delivered=int(value["delivered"]),
+                batches=int(value["batches"]),
+                blocked=int(value.get("blocked", 0)),
+            )
             for lane, value in state["state"].items()
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:

@@ -25,20 +25,25 @@ P = ParamSpec("P")
 
 
 class Mark(NamedTuple):
-    """Begins interval `interval`; `state` is the source's state there."""
+    """Begins interval `interval`; `state` is the source's state there, `blocked` the block list's version from here."""
 
     interval: int
     state: Any
+    blocked: int = 0
 
 
 class Dropped(NamedTuple):
-    """A sample left the stream: `reason` is counted; with `bad` it also goes to the quarantine ledger."""
+    """A sample left the stream: `reason` is counted; with `bad` it also goes to the quarantine ledger.
+
+    `sha256` is that of the bytes at fault, "" where they are not known.
+    """
 
     operator: str
     key: str
     reason: str
     detail: str
     bad: bool
+    sha256: str = ""
 
 
 class Failed(NamedTuple):
@@ -57,7 +62,10 @@ Element = Sample | Mark | Dropped | Failed | Waiting
 
 
 class Planned(NamedTuple):
-    """A batch that is planned and not yet materialised. `clean` and `delivered` are the lane's state after it."""
+    """A batch that is planned and not yet materialised.
+
+    `clean`, `delivered` and `blocked` are the lane's state after it.
+    """
 
     sample: Sample
     lane: int
@@ -65,6 +73,7 @@ class Planned(NamedTuple):
     delivered: int
     dropped: tuple[Dropped, ...]
     blank: bool = False
+    blocked: int = 0
 
 
 def fails_in_place(stage: Callable[P, Iterator[Element]]) -> Callable[P, Iterator[Element]]:

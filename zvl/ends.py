@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from zvl.errors import RecipeError, StateError
 
-__all__ = ["compare_pixels", "find_reducer"]
+__all__ = ["compare_block_lists", "compare_pixels", "find_reducer"]
 
 Reducer = Callable[[bool], bool]
 
@@ -43,18 +43,33 @@ def compare_pixels(fingerprint: str, dp_rank: int, dp_size: int) -> None:
 
     Only where torch.distributed has exactly the ranks of this run: elsewhere nobody can be asked.
     """
-    if dp_size == 1 or _world_size() != dp_size:
-        return
-    import torch.distributed as distributed
-
-    found: list[str | None] = [None] * dp_size
-    distributed.all_gather_object(found, fingerprint)
-    other = next((rank for rank, theirs in enumerate(found) if theirs != fingerprint), None)
+    other = _first_other(fingerprint, dp_size)
     if other is not None:
         raise StateError(
             f"ranks {dp_rank} and {other} decode the same test images to other pixels: "
             "install the same image libraries on both machines"
         )
+
+
+def compare_block_lists(hashed: str, dp_rank: int, dp_size: int) -> None:
+    """Refuse to start where ranks have read different block lists; like `compare_pixels`."""
+    other = _first_other(hashed, dp_size)
+    if other is not None:
+        raise StateError(
+            f"ranks {dp_rank} and {other} have read different block lists: "
+            "give all ranks the same file, and let nobody add to it while they start"
+        )
+
+
+def _first_other(value: str, dp_size: int) -> int | None:
+    """The first rank with another value."""
+    if dp_size == 1 or _world_size() != dp_size:
+        return None
+    import torch.distributed as distributed
+
+    found: list[str | None] = [None] * dp_size
+    distributed.all_gather_object(found, value)
+    return next((rank for rank, theirs in enumerate(found) if theirs != value), None)
 
 
 def _world_size() -> int:

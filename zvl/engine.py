@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
+from zvl.checkpoint import LaneState
 from zvl.elements import Dropped, Planned, Waiting
 from zvl.errors import ZvlError, isolate
 from zvl.materialise import Materialiser
@@ -50,15 +51,15 @@ class Failure(NamedTuple):
 class LaneFeed:
     """One lane's chain and what is planned of it. `given` counts the batches that left it since step 0."""
 
-    def __init__(self, lane: int, stream: Iterator[Planned | Waiting], given: int, clean: Any, delivered: int) -> None:
+    def __init__(self, lane: int, stream: Iterator[Planned | Waiting], state: LaneState) -> None:
         self.lane = lane
-        self.given = given
+        self.given = state.batches
         self.planned: deque[Planned | Failure] = deque()
         self.ended = False
         self.waiting = False
         self._stream = stream
         self._leftover: tuple[Dropped, ...] = ()
-        self._last = clean, delivered
+        self._last = state.clean, state.delivered, state.blocked
 
     def advance(self) -> tuple[Future[Any], ...] | None:
         """Plan until one more batch is planned, the lane ends, or futures must be awaited: those are returned."""
@@ -83,12 +84,12 @@ class LaneFeed:
         if self.planned:
             planned = self.planned.popleft()
             if isinstance(planned, Planned):
-                self._last = planned.clean, planned.delivered
+                self._last = planned.clean, planned.delivered, planned.blocked
             return planned
         if not self.ended:
             return None
-        clean, delivered = self._last
-        return Planned(blank(self.lane), self.lane, clean, delivered, self.leftover(), blank=True)
+        clean, delivered, blocked = self._last
+        return Planned(blank(self.lane), self.lane, clean, delivered, self.leftover(), blank=True, blocked=blocked)
 
     def leftover(self) -> tuple[Dropped, ...]:
         """Records of drops behind the lane's last batch, given out once."""

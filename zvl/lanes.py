@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from zvl.blocklist import names
 from zvl.elements import Dropped, Element, Failed, Mark, Planned, Waiting, fails_in_place
-from zvl.errors import BadData, StateError, ZvlError
+from zvl.errors import BadData, OperatorError, StateError, ZvlError
 from zvl.hashing import Rng, hash_ints
+from zvl.masking import blocked_record
 from zvl.nodes import Node
 from zvl.operator import Accumulate, Accumulator, Sample
 
@@ -86,8 +88,13 @@ def _wait(flights: deque[Future[list[Element]] | Mark | Dropped | Failed]) -> Wa
 
 
 @fails_in_place
-def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Element]:
-    """An Accumulate in its lane: a fresh accumulator at every mark, emptied before the mark goes on."""
+def accumulate(
+    stream: Iterator[Element], node: Node, lane: int, newly: Collection[str] = frozenset()
+) -> Iterator[Element]:
+    """An Accumulate in its lane: a fresh accumulator at every mark, emptied before the mark goes on.
+
+    A sample of a newly blocked row that it refuses is dropped.
+    """
     operator = node.operator
     assert isinstance(operator, Accumulate)
     accumulator: Accumulator | None = None
@@ -104,7 +111,7 @@ def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Ele
     for element in stream:
         if isinstance(element, dict):
             assert accumulator is not None  # a lane's stream begins with a mark
-            ready = _pushed(node, accumulator, element)
+            ready = _pushed(node, accumulator, element, newly)
             if isinstance(ready, Dropped):
                 yield ready
             elif ready:
@@ -124,13 +131,18 @@ def accumulate(stream: Iterator[Element], node: Node, lane: int) -> Iterator[Ele
         yield from named(_flushed(node, accumulator, f"the end of lane {lane}"))
 
 
-def _pushed(node: Node, accumulator: Accumulator, sample: Sample) -> Sequence[Sample] | Dropped:
+def _pushed(node: Node, accumulator: Accumulator, sample: Sample, newly: Collection[str]) -> Sequence[Sample] | Dropped:
     key = sample["__key__"]
-    with node.guarding(key):
-        try:
-            return _checked(accumulator.push(sample), "push")
-        except BadData as error:
-            return node.bad(key, error)
+    try:
+        with node.guarding(key):
+            try:
+                return _checked(accumulator.push(sample), "push")
+            except BadData as error:
+                return node.bad(key, error)
+    except OperatorError as error:
+        if newly and names(newly, key):
+            return blocked_record(key, error.detail)
+        raise
 
 
 def _flushed(node: Node, accumulator: Accumulator, where: str) -> Sequence[Sample]:
@@ -155,7 +167,7 @@ def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned
     Records of drops travel with the next batch, so that they are written when it is delivered, once.
     """
     clean: Any = None
-    count = 0
+    count = blocked = 0
     dropped: list[Dropped] = []
     for element in stream:
         if isinstance(element, dict):
@@ -164,7 +176,7 @@ def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned
                 skip -= 1
                 dropped.clear()
                 continue
-            yield Planned(element, lane, clean, count, tuple(dropped))
+            yield Planned(element, lane, clean, count, tuple(dropped), blocked=blocked)
             dropped.clear()
         elif isinstance(element, Dropped):
             dropped.append(element)
@@ -173,7 +185,7 @@ def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned
         elif isinstance(element, Failed):
             raise element.error
         elif clean is None or not skip:
-            clean, count = element.state, 0
+            clean, count, blocked = element.state, 0, element.blocked
             yield Waiting(())  # nothing to wait for: lets the planner look up in a stretch without batches
         else:
             break
@@ -183,4 +195,4 @@ def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned
             f"holds {count}: the data or an operator has changed since the state was saved"
         )
     if dropped:
-        yield Planned({}, lane, clean, count, tuple(dropped), blank=True)
+        yield Planned({}, lane, clean, count, tuple(dropped), blank=True, blocked=blocked)

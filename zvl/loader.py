@@ -12,14 +12,16 @@ from types import TracebackType
 from typing import Any
 
 from zvl.batch import Batch
+from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget
 from zvl.checkpoint import LaneState, restore
 from zvl.elements import Element, Planned, Waiting
-from zvl.ends import compare_pixels, find_reducer
+from zvl.ends import compare_block_lists, compare_pixels, find_reducer
 from zvl.engine import Delivery, Engine, Failure, LaneFeed, StepStart
 from zvl.errors import RecipeError, StateError, ZvlError
 from zvl.lanes import accumulate, collect, parallel
-from zvl.ledger import Ledger
+from zvl.ledger import Ledger, rank_path
+from zvl.masking import mask_stream, run_leniently
 from zvl.materialise import Materialiser
 from zvl.nodes import Node, run_nodes
 from zvl.operator import Accumulate
@@ -76,7 +78,10 @@ class Loader:
     - `dp_rank`, `dp_size`: which lanes are this rank's.
     - `runner`: "threads" or "inline"; `workers`: its size, by default the CPU budget.
     - `prefetch`: batches finished or in the making ahead of the trainer.
-    - `quarantine`: a JSON-lines file for samples that were dropped or masked.
+    - `quarantine`: a JSON-lines file for samples that were dropped or masked; of several ranks each has one,
+      ``ledger.rank3.jsonl``.
+    - `max_bad_fraction`: stops the run when more than this part of a rank's samples, counted since this loader began,
+      was bad (dropped into the ledger, or masked); looked at from 1,000 samples on.
     - `max_steps`: the run ends before this global step, counted from 0 over restarts.
     - `reducer`: for finite mixtures on several ranks: ``reducer(flag) -> bool``, true if any rank's flag is.
       Without it torch.distributed's default group is used, if it is up and has `dp_size` members.
@@ -92,6 +97,7 @@ class Loader:
         workers: int | None,
         prefetch: int | None,
         quarantine: Path | None,
+        max_bad_fraction: float | None,
         max_steps: int | None,
         reducer: Callable[[bool], bool] | None,
     ) -> None:
@@ -104,9 +110,11 @@ class Loader:
         self._dp = dp_rank, dp_size
         self._reduce = find_reducer(pipeline.source.finite, dp_size, max_steps, reducer)
         self._identity = pipeline.identity()
-        self._states = dict.fromkeys(self.lanes, LaneState())
+        self._blocks = BlockList.read(pipeline.blocked)
+        self._states = dict.fromkeys(self.lanes, LaneState(blocked=self._blocks.version))
         self._step = 0
-        self._ledger = Ledger(quarantine)
+        ledger = None if quarantine is None else rank_path(quarantine, dp_rank, dp_size)
+        self._ledger = Ledger(ledger, max_bad_fraction)
         self._engine: Engine | None = None
         self._runners: list[Runner] = []
         self._finished = False
@@ -157,13 +165,16 @@ class Loader:
                 self._waited += time.perf_counter() - begun
                 return batch
             self._ledger.drop(event.dropped)
+            self._ledger.check()
             if not self._goes_on(event):
                 return None
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch last yielded: small JSON, for `load_state_dict` of a loader on any rank count."""
+        newest = self._blocks.hash(max(state.blocked for state in self._states.values()))
         return {
             **self._identity.to_json(),
+            **({"blocked": newest} if newest else {}),
             "state": {str(lane): state.to_json() for lane, state in self._states.items()},
         }
 
@@ -176,7 +187,7 @@ class Loader:
             raise StateError("load_state_dict comes before the first batch: make a new loader to go back")
         names = [node.name for node in self.pipeline.nodes()]
         accepted = frozenset(accept.split(",")) if accept else frozenset[str]()
-        restored = restore(state, self._identity, names, self.lanes, accepted)
+        restored = restore(state, self._identity, names, self.lanes, accepted, self._blocks)
         self._states, self._step = restored.lanes, restored.step
 
     def stats(self) -> dict[str, Any]:
@@ -194,6 +205,7 @@ class Loader:
         import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
 
         compare_pixels(self._identity.pixels, *self._dp)
+        compare_block_lists(self._blocks.hash(self._blocks.version), *self._dp)
         pipeline = self.pipeline
         threaded = self._runner_name != "inline"
         runner = make_runner(self._runner_name, self._workers)
@@ -219,20 +231,27 @@ class Loader:
     def _feed(self, lane: int, nodes: Sequence[Node], runner: Runner, reads: Runner, ahead: ReadAhead) -> LaneFeed:
         """Build a lane's chain from its state on."""
         pipeline, state = self.pipeline, self._states[lane]
+        newly = self._blocks.newer(state.blocked)
         cursor = pipeline.source.lane(lane, pipeline.lanes)
         if state.clean is not None:
             cursor.seek(state.clean)
         stream: Iterator[Element] = read_lane(
-            pipeline.source, cursor, pipeline.flush_every, ahead, partial(reads.submit, PLANNING, read_rows)
+            pipeline.source,
+            cursor,
+            pipeline.flush_every,
+            ahead,
+            partial(reads.submit, PLANNING, read_rows),
+            self._blocks,
+            state.blocked,
         )
         for segment, parallelism in _segments(nodes, [placed.parallelism for placed in pipeline.operators]):
             if isinstance(segment[0].operator, Accumulate):
-                stream = accumulate(stream, segment[0], lane)
+                stream = accumulate(stream, segment[0], lane, newly)
             else:
                 depth = max(1, -(-2 * (parallelism or runner.workers) // len(self.lanes)))
-                stream = parallel(stream, partial(_submit, runner, segment), depth, GROUP)
+                stream = parallel(stream, partial(_submit, runner, segment, newly), depth, GROUP)
         planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered)
-        return LaneFeed(lane, planned, state.batches, state.clean, state.delivered)
+        return LaneFeed(lane, mask_stream(planned, newly) if newly else planned, state)
 
     def _goes_on(self, event: StepStart) -> bool:
         if self._max_steps is not None and event.step >= self._max_steps:
@@ -245,10 +264,11 @@ class Loader:
         planned = delivery.planned
         sample = delivery.future.result()
         batch = Batch.from_sample(sample, step=delivery.step, lane=planned.lane)
-        before = self._states[planned.lane]
-        self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1)
         self._ledger.drop(planned.dropped)
-        self._ledger.mask("patchify", batch.masked)
+        self._ledger.deliver(sum(map(len, batch.segments)) or int(not planned.blank), batch.masked)
+        self._ledger.check()
+        before = self._states[planned.lane]
+        self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
         batch.state = self.state_dict()
         self._totals["batches"] += 1
         self._totals["images"] += len(batch.image_rows)
@@ -272,7 +292,11 @@ def _positive_workers(workers: int | None) -> int:
     return workers or cpu_budget()
 
 
-def _submit(runner: Runner, nodes: Sequence[Node], elements: list[Element]) -> Future[list[Element]]:
+def _submit(
+    runner: Runner, nodes: Sequence[Node], newly: frozenset[str], elements: list[Element]
+) -> Future[list[Element]]:
+    if newly:
+        return runner.submit(PLANNING, run_leniently, newly, nodes, elements)
     return runner.submit(PLANNING, run_nodes, nodes, elements)
 
 

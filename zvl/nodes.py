@@ -46,7 +46,7 @@ class Node:
         """Apply the operator's policy to bad data: a record of the drop, or OperatorError."""
         drops: frozenset[str] = getattr(self.operator, "drops", frozenset())
         if getattr(self.operator, "on_error", "raise") == "drop" or error.reason in drops:
-            return Dropped(self.name, key, error.reason, error.detail, bad=True)
+            return Dropped(self.name, key, error.reason, error.detail, bad=True, sha256=error.sha256)
         raise self.failed(key, error) from error
 
 

@@ -38,7 +38,8 @@ class Pipeline:
     ``pipeline.pack(max_tokens=4096)``. Fields may be given by position, in their order.
 
     `lanes` is the number of logical streams, fixed for a run. `flush_every` is in rows of a lane. A step takes
-    `batches_per_step` batches of every lane.
+    `batches_per_step` batches of every lane. `blocked` is the path of a block list (`zvl.blocklist`), read when a
+    loader is made: it may grow while a run goes on, and is no part of what a checkpoint compares.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class Pipeline:
         lanes: int,
         flush_every: int = 2048,
         batches_per_step: int = 1,
+        blocked: str | Path | None = None,
         operators: Sequence[Placed] = (),
     ) -> None:
         for name, value in (("lanes", lanes), ("flush_every", flush_every), ("batches_per_step", batches_per_step)):
@@ -57,6 +59,7 @@ class Pipeline:
         self.lanes = lanes
         self.flush_every = flush_every
         self.batches_per_step = batches_per_step
+        self.blocked = None if blocked is None else Path(blocked)
         self.operators = tuple(operators)
 
     def apply(self, operator: Operator, *, parallelism: int | None = None) -> Pipeline:
@@ -73,6 +76,7 @@ class Pipeline:
             lanes=self.lanes,
             flush_every=self.flush_every,
             batches_per_step=self.batches_per_step,
+            blocked=self.blocked,
             operators=(*self.operators, Placed(operator, parallelism)),
         )
 
@@ -149,6 +153,7 @@ class Pipeline:
         workers: int | None = None,
         prefetch: int | None = None,
         quarantine: str | Path | None = None,
+        max_bad_fraction: float | None = None,
         max_steps: int | None = None,
         reducer: Callable[[bool], bool] | None = None,
     ) -> Loader:
@@ -163,6 +168,7 @@ class Pipeline:
             workers=workers,
             prefetch=prefetch,
             quarantine=None if quarantine is None else Path(quarantine),
+            max_bad_fraction=max_bad_fraction,
             max_steps=max_steps,
             reducer=reducer,
         )

@@ -8,8 +8,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
+from zvl.blocklist import BlockList
 from zvl.elements import Dropped, Element, Mark, Waiting, fails_in_place
 from zvl.errors import BadData, OperatorError
+from zvl.masking import blocked_record
 from zvl.operator import Sample
 from zvl.protocols import Dataset, LaneCursor, Pointer, WorkSource
 
@@ -34,31 +36,45 @@ class ReadAhead:
 
 @fails_in_place
 def read_lane(
-    source: WorkSource, cursor: LaneCursor, flush_every: int, ahead: ReadAhead, submit: SubmitRead
+    source: WorkSource,
+    cursor: LaneCursor,
+    flush_every: int,
+    ahead: ReadAhead,
+    submit: SubmitRead,
+    blocks: BlockList,
+    version: int,
 ) -> Iterator[Element]:
-    """Samples of a lane in curriculum order. A mark stands before every position divisible by `flush_every`."""
+    """Samples of a lane in curriculum order. A mark stands before every position divisible by `flush_every`.
+
+    In the first interval `version` of the block list is in force, behind it the newest.
+    """
     chunks = _Chunks(source, ahead, submit)
-    queue: deque[tuple[Pointer, _Chunk] | Mark] = deque()
+    queue: deque[tuple[Pointer, _Chunk] | Mark | Dropped] = deque()
     exhausted = False
+    begun = False
     while True:
         while not exhausted and len(queue) <= ahead.rows:
             if cursor.position % flush_every == 0:
-                queue.append(Mark(cursor.position // flush_every, cursor.state()))
+                version = blocks.version if begun else version
+                begun = True
+                queue.append(Mark(cursor.position // flush_every, cursor.state(), version))
             pointer = cursor.next()
             if pointer is None:
                 exhausted = True
+            elif version and 0 < blocks.since(key := _key(source, pointer)) <= version:
+                queue.append(blocked_record(key))
             else:
                 queue.append((pointer, chunks.request(pointer)))
         if not queue:
             return
         head = queue.popleft()
-        if isinstance(head, Mark):
+        if isinstance(head, Mark | Dropped):
             yield head
             continue
         pointer, chunk = head
         while not chunk.future.done():
             yield Waiting((chunk.future,))
-        yield _sample(source, pointer, chunk.take(pointer.row))
+        yield _sample(source, pointer, chunk.take(pointer.row), blocks)
 
 
 class _Chunk:
@@ -101,12 +117,18 @@ class _Chunks:
         return opened[1]
 
 
-def _sample(source: WorkSource, pointer: Pointer, row: Sample | BadData) -> Element:
+def _key(source: WorkSource, pointer: Pointer) -> str:
     name, dataset = source.names[pointer.dataset], source.datasets[pointer.dataset]
-    key = f"{name}/{dataset.shards[pointer.shard]}#{pointer.row}@{pointer.epoch}"
+    return f"{name}/{dataset.shards[pointer.shard]}#{pointer.row}@{pointer.epoch}"
+
+
+def _sample(source: WorkSource, pointer: Pointer, row: Sample | BadData, blocks: BlockList) -> Element:
+    key = _key(source, pointer)
     if isinstance(row, BadData):
-        if dataset.on_error == "drop":
-            return Dropped("read", key, row.reason, row.detail, bad=True)
+        if source.datasets[pointer.dataset].on_error == "drop":
+            return Dropped("read", key, row.reason, row.detail, bad=True, sha256=row.sha256)
+        if blocks.since(key):  # newly: before, the run ended here
+            return blocked_record(key, row.detail)
         raise OperatorError("read", key, str(row)) from row
     return {**row, "__key__": key}
 

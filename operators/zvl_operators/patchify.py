@@ -16,6 +16,7 @@ from zvl.errors import BadData, RecipeError
 from zvl.image import Image
 from zvl.images.options import DecodeOptions
 from zvl.images.pixels import canaries
+from zvl.masking import mask_labels
 from zvl.operator import Map, Operator, RandomMap, Sample, SplitMap
 from zvl.protocols import Filter, Pixels
 from zvl_operators._pixels import apply_pixel_operators, check_codec, check_pixel_operators, decode, probed, resizer
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from zvl.processor import Processor
 
 __all__ = ["Patchify"]
-
-NO_LOSS = -100
 
 
 class Part(NamedTuple):
@@ -198,10 +197,7 @@ def _mask(batch: Sample, work: Work, outcomes: Sequence[Failure | None]) -> Samp
             part.out[...] = 0
     changes: Sample = {"masked": [(segment.key, *failure) for _, segment, failure in failed]}
     if failed and "labels" in batch:
-        labels = batch["labels"].copy()
-        for row, segment, _ in failed:
-            labels[row, segment.start : segment.stop] = NO_LOSS
-        changes["labels"] = labels
+        changes["labels"] = mask_labels(batch, [(row, segment) for row, segment, _ in failed])
     return changes
 
 
