@@ -13,7 +13,7 @@ from zvl.blocklist import BLOCKED
 from zvl.elements import Dropped
 from zvl.errors import RecipeError, ZvlError
 
-__all__ = ["MIN_SAMPLES", "Ledger", "rank_path", "read_ledger"]
+__all__ = ["MIN_SAMPLES", "Ledger", "ledger_files", "rank_path", "read_ledger"]
 
 
 MIN_SAMPLES = 1000
@@ -83,12 +83,12 @@ class Ledger:
     def _open(self, path: Path) -> IO[str]:
         """Learn what was written before, and go on behind it."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._seen |= {(entry["key"], entry["operator"], entry["reason"]) for entry in read_ledger(path)}
         file = path.open("a+", encoding="utf-8")
         file.seek(0)
         text = file.read()
         if not text.endswith("\n"):
             file.truncate(len(text[: text.rfind("\n") + 1].encode()))
+        self._seen |= {(entry["key"], entry["operator"], entry["reason"]) for entry in read_ledger(path)}
         return file
 
     def close(self) -> None:
@@ -106,12 +106,17 @@ def rank_path(path: Path, dp_rank: int, dp_size: int) -> Path:
     return path if dp_size == 1 else path.with_name(f"{path.stem}.rank{dp_rank}{path.suffix}")
 
 
-def read_ledger(path: Path) -> list[dict[str, Any]]:
-    """The entries of a run's ledger: of the file and of its ranks' files. What is no entry is left out."""
+def ledger_files(path: Path) -> list[Path]:
+    """The files of a run's ledger, by the path of the whole or of one rank's: what there is of it."""
     stem, _, rank = path.stem.rpartition(".rank")
     whole = path.with_name(f"{stem if stem and rank.isdigit() else path.stem}{path.suffix}")
-    files = [whole, *sorted(whole.parent.glob(f"{escape(whole.stem)}.rank*{escape(whole.suffix)}"))]
-    lines = [line for file in files if file.exists() for line in file.read_text(encoding="utf-8").splitlines()]
+    ranks = sorted(whole.parent.glob(f"{escape(whole.stem)}.rank*{escape(whole.suffix)}"))
+    return [file for file in (whole, *ranks) if file.is_file()]
+
+
+def read_ledger(path: Path) -> list[dict[str, Any]]:
+    """The entries of a run's ledger, of all its files. What is no entry, a line cut short, is left out."""
+    lines = [line for file in ledger_files(path) for line in file.read_text(encoding="utf-8").splitlines()]
     return [entry for entry in map(_entry, lines) if entry is not None]
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from zvl.cli import catalogue, demo, explain, run, verify
+from zvl.cli import catalogue, demo, explain, quarantine, run, verify
 from zvl.cli.output import say_error
 from zvl.errors import ZvlError
 
@@ -53,6 +53,7 @@ def options(
 
 for command in (demo.demo, run.run, explain.explain, verify.verify):
     app.command()(command)
+app.add_typer(quarantine.quarantine, name="quarantine")
 for name, listing in catalogue.COMMANDS.items():
     app.command(name, rich_help_panel="Plugins")(listing)
 
