@@ -67,17 +67,36 @@ def deliver(pipeline: Pipeline, way: Configuration, steps: int) -> list[BatchDig
 def _run(
     pipeline: Pipeline, way: Configuration, dp_size: int, first: int, stop: int, states: list[Any] | None
 ) -> tuple[list[BatchDigest], list[Any]]:
+    """All ranks, one after another. In finite mixtures each runs to its own end, then on to that of the last."""
     ranks: list[list[BatchDigest]] = []
     after: list[Any] = []
     for rank in range(dp_size):
-        with pipeline.loader(
-            dp_rank=rank, dp_size=dp_size, runner=way.runner, workers=way.workers, max_steps=stop
-        ) as loader:
-            if states is not None:
-                loader.load_state_dict(states)
-            ranks.append([batch_digest(batch) for batch in loader])
-            after.append(loader.state_dict())
+        digests, state = _run_rank(pipeline, way, rank, dp_size, stop, states, bool)
+        ranks.append(digests)
+        after.append(state)
+    end = max((digests[-1].step + 1 for digests in ranks if digests), default=first)
+    for rank, digests in enumerate(ranks):
+        if not digests or digests[-1].step + 1 < end:
+            rest, after[rank] = _run_rank(pipeline, way, rank, dp_size, end, after[rank], lambda flag: True)
+            digests += rest
     return list(_by_step(ranks)), after
+
+
+def _run_rank(
+    pipeline: Pipeline,
+    way: Configuration,
+    rank: int,
+    dp_size: int,
+    stop: int,
+    states: Any,
+    reducer: Callable[[bool], bool],
+) -> tuple[list[BatchDigest], Any]:
+    with pipeline.loader(
+        dp_rank=rank, dp_size=dp_size, runner=way.runner, workers=way.workers, max_steps=stop, reducer=reducer
+    ) as loader:
+        if states is not None:
+            loader.load_state_dict(states)
+        return [batch_digest(batch) for batch in loader], loader.state_dict()
 
 
 def _by_step(ranks: Sequence[list[BatchDigest]]) -> Iterator[BatchDigest]:
