@@ -11,8 +11,10 @@ import pytest
 from reference.parts import load_tokenizer
 from reference.torchvision_cpu import default_image_processor
 from zvl.errors import RecipeError
+from zvl.layouts._llava import CLIP_MEAN, CLIP_STD
 from zvl.layouts.llava import Llava
 from zvl.layouts.llava_next import LlavaNext
+from zvl.layouts.llava_onevision import LlavaOnevision
 from zvl.layouts.pixtral import Pixtral
 from zvl.pretrained import read_pretrained
 from zvl.processor import Processor
@@ -61,6 +63,26 @@ SAVED: list[tuple[str, str, dict[str, Any], dict[str, Any], Any]] = [
         {"size": SQUARE, "crop_size": SQUARE, "image_grid_pinpoints": PINPOINTS, "resample": 1},
         {**SIGLIP, "patch_size": 2},
         LlavaNext(image_size=28, patch_size=2, image_grid_pinpoints=((28, 56), (56, 28)), resample="lanczos"),
+    ),
+    (
+        "LlavaOnevisionProcessor",
+        "LlavaOnevisionImageProcessor",
+        {},
+        {"num_image_tokens": 729, "vision_feature_select_strategy": "full"},
+        LlavaOnevision(image_mean=CLIP_MEAN, image_std=CLIP_STD),
+    ),
+    (
+        "LlavaOnevisionProcessor",
+        "LlavaOnevisionImageProcessor",
+        {"size": SQUARE, "image_grid_pinpoints": PINPOINTS, "resample": 2, "image_mean": HALF, "image_std": HALF},
+        {"num_image_tokens": 4, "vision_aspect_ratio": "anyres_max_2"},
+        LlavaOnevision(
+            image_size=28,
+            num_image_tokens=4,
+            image_grid_pinpoints=((28, 56), (56, 28)),
+            vision_aspect_ratio="anyres_max_2",
+            resample="bilinear",
+        ),
     ),
     ("PixtralProcessor", "PixtralImageProcessor", {}, {}, Pixtral()),
     (
@@ -120,6 +142,7 @@ def test_older_files_are_read(image: dict[str, Any], layout: Llava, tmp_path: Pa
 
 LLAVA = {"processor_class": "LlavaProcessor", **CLIP}
 PIXTRAL = {"processor_class": "PixtralProcessor"}
+OV = {"processor_class": "LlavaOnevisionProcessor", "num_image_tokens": 729}
 NEXT = {"processor_class": "LlavaNextProcessor", **CLIP}
 AT_336 = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 336}}
 
@@ -141,6 +164,10 @@ AT_336 = {"size": {"shortest_edge": 336}, "crop_size": {"height": 336, "width": 
         ({}, {**LLAVA, "tiles": 4}, "layout llava cannot honour the setting tiles = 4"),
         ({**AT_336, "do_pad": False}, NEXT, "cannot honour do_pad = False: the model takes tiles filled up"),
         (AT_336, {**NEXT, "num_additional_image_tokens": 0}, "num_additional_image_tokens = 0 .* one feature a patch"),
+        ({}, {"processor_class": "LlavaOnevisionProcessor"}, "expected num_image_tokens in processor_config.json"),
+        ({}, {**OV, "vision_feature_select_strategy": "default"}, "cannot honour vision_feature_select_strategy"),
+        ({"crop_size": 200}, OV, "crop_size: expected 384, as size says, or none; got 200"),
+        ({"do_center_crop": True}, OV, "layout llava_onevision cannot honour do_center_crop = True; expected False"),
         ({"do_pad": False}, PIXTRAL, "cannot honour do_pad = False: the model takes images filled up"),
         ({"size": {"height": 224, "width": 448}}, PIXTRAL, "size: expected longest_edge, or one height and width"),
         ({}, {**PIXTRAL, "crops": 2}, "layout pixtral cannot honour the setting crops = 2"),

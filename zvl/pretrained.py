@@ -121,6 +121,7 @@ FAMILIES = (
     Family("gemma3", frozenset({"Gemma3Processor", "gemma3", "Gemma3ImageProcessor"})),
     Family("llava", frozenset({"LlavaProcessor", "llava"})),
     Family("llava_next", frozenset({"LlavaNextProcessor", "llava_next"})),
+    Family("llava_onevision", frozenset({"LlavaOnevisionProcessor", "llava_onevision"})),
     Family("pixtral", frozenset({"PixtralProcessor", "mistral3", "PixtralImageProcessor"})),
     Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),
 )

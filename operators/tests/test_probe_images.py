@@ -17,6 +17,7 @@ import zvl
 from zvl.errors import BadData, RecipeError
 from zvl.fingerprint import digest
 from zvl.image import Image, ImageInfo
+from zvl.layouts.llava_onevision import LlavaOnevision
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
 from zvl_operators.probe_images import ProbeImages
 
@@ -160,3 +161,14 @@ def test_name_and_pickling() -> None:
     operator = ProbeImages(processor=PROCESSOR, on_error="drop")
     assert operator.name == "probe_images"
     assert pickle.loads(pickle.dumps(operator)) == operator
+
+
+def test_a_layout_may_ask_how_many_images_the_sample_has() -> None:
+    layout = LlavaOnevision()
+    processor: Any = SimpleNamespace(layout=layout)
+    probe_images = ProbeImages(processor=processor)
+    file = encoded(640, 480)
+    (alone,) = probe_images({"images": [file]})["images"]
+    first, second = probe_images({"images": [file, file]})["images"]
+    assert alone.plan == layout.plan(640, 480)
+    assert first.plan == second.plan == layout.plan_among(640, 480, 2) != alone.plan

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from zvl.errors import BadData, RecipeError
-from zvl.image import Image
+from zvl.image import Image, ImagePlan
 from zvl.images.header import MAX_ASPECT, MAX_SOURCE_PIXELS, probe
 from zvl.operator import Map, Sample
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zvl.processor import Processor
     from zvl.protocols import Layout
 
-__all__ = ["ProbeImages"]
+__all__ = ["ProbeImages", "plan_image"]
 
 Bounds = Mapping[str, int] | Sequence[tuple[str, int]] | None
 BOUNDS = ("min_pixels", "max_pixels")
@@ -96,20 +96,28 @@ class ProbeImages(Map):
 
     def __call__(self, sample: Sample) -> Sample:
         layout = self._layout(sample.get("__key__", ""))
-        images = [self._probe(layout, index, data) for index, data in enumerate(sample.get("images") or ())]
+        found = sample.get("images") or ()
+        images = [self._probe(layout, index, data, len(found)) for index, data in enumerate(found)]
         return {**sample, "images": images}
 
-    def _probe(self, layout: Layout, index: int, data: Any) -> Image:
+    def _probe(self, layout: Layout, index: int, data: Any, images: int) -> Image:
         if not isinstance(data, bytes):
             raise BadData(
                 "type", f"image {index}: expected bytes, got {type(data).__name__}; datasets turn paths into bytes"
             )
         try:
             info = probe(data, max_aspect=self.max_aspect, max_source_pixels=self.max_source_pixels)
-            return Image(data, info, layout.plan(*info.size))
+            return Image(data, info, plan_image(layout, *info.size, images))
         except BadData as error:
             sha256 = hashlib.sha256(data).hexdigest()
             raise BadData(error.reason, f"image {index}: {error.detail}", sha256) from error
 
     def blank(self, sample: Sample) -> Sample:
         return {**sample, "images": []}
+
+
+def plan_image(layout: Layout, width: int, height: int, images: int) -> ImagePlan:
+    """The plan of one of a sample's `images` images: by `plan_among` of layouts that have it, else by `plan`."""
+    plan_among = getattr(layout, "plan_among", None)
+    plan: ImagePlan = layout.plan(width, height) if plan_among is None else plan_among(width, height, images)
+    return plan

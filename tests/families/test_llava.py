@@ -109,7 +109,7 @@ def test_no_images() -> None:
 
 def test_a_square_too_large_to_pad_is_bad_data() -> None:
     assert Llava(fit="pad").plan(13_000, 100).tokens == 576
-    with pytest.raises(BadData, match=r"aspect: .* at most 178,956,970 pixels, got 100x20000; drop .* fit='crop'"):
+    with pytest.raises(BadData, match=r"aspect: .* at most 178,956,970 pixels, got 100x20000; drop such"):
         Llava(fit="pad").plan(100, 20_000)
     assert Llava().plan(100, 20_000).height == 67_200
 

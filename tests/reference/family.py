@@ -45,6 +45,7 @@ from zvl.images import pixels as kernels
 from zvl.operator import Sample
 from zvl.processor import Isolation, Processor, ResizeName
 from zvl.protocols import Layout, Pixels
+from zvl_operators.probe_images import plan_image
 
 __all__ = ["CELLS", "FamilyTests", "Pair"]
 
@@ -165,7 +166,7 @@ class FamilyTests:
 
     def our_pixels(self, layout: Layout, images: Sequence[Pixels], resize: ResizeName) -> dict[str, torch.Tensor]:
         """Pixels and geometry as zvl gives them to the model."""
-        plans = [layout.plan(pixels.shape[1], pixels.shape[0]) for pixels in images]
+        plans = [plan_image(layout, pixels.shape[1], pixels.shape[0], len(images)) for pixels in images]
         rows = np.empty((sum(plan.rows for plan in plans), *layout.row_shape), dtype=np.uint8)
         kernel = functools.partial(kernels.resize, backend=resize)
         first = 0

@@ -25,12 +25,17 @@ __all__ = [
     "Ints",
     "LlavaLayout",
     "check_no_class_token",
+    "check_padded",
     "check_sides",
     "in_groups",
+    "padded_square",
     "saved_square",
     "saved_tower",
     "store_tile",
 ]
+
+MAX_SQUARE = 178_956_970
+"""The most pixels of a padded square: as many as a source image may have."""
 
 Ints = npt.NDArray[np.int64]
 
@@ -91,6 +96,29 @@ def check_sides(width: int, height: int) -> None:
     """Raise BadData unless both sides have a pixel."""
     if min(width, height) < 1:
         raise BadData("zero_size", f"expected sides of at least 1 pixel, got {width}x{height}; drop such images")
+
+
+def check_padded(width: int, height: int) -> None:
+    """Raise BadData where the padded square would be too large to make."""
+    if max(width, height) ** 2 > MAX_SQUARE:
+        raise BadData(
+            "aspect",
+            f"expected an image whose padded square has at most {MAX_SQUARE:,} pixels, got {width}x{height}; "
+            "drop such images",
+        )
+
+
+def padded_square(pixels: Pixels, mean: Sequence[float]) -> Pixels:
+    """`pixels` in the middle of a square of the colour `mean`; `pixels` itself where it is square."""
+    height, width, _ = pixels.shape
+    if height == width:
+        return pixels
+    side = max(height, width)
+    square = np.empty((side, side, 3), dtype=np.uint8)
+    square[...] = [int(level * 255) for level in mean]
+    top, left = (side - height) // 2, (side - width) // 2
+    square[top : top + height, left : left + width] = pixels
+    return square
 
 
 def saved_square(saved: dict[str, Any]) -> tuple[int, bool]:

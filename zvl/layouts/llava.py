@@ -9,18 +9,24 @@ from typing import Any, ClassVar, Literal, get_args
 import numpy as np
 import numpy.typing as npt
 
-from zvl.errors import BadData, RecipeError
+from zvl.errors import RecipeError
 from zvl.image import ImagePlan
 from zvl.layouts._arrays import as_tensor
-from zvl.layouts._llava import Ints, LlavaLayout, check_sides, saved_square, saved_tower, store_tile
+from zvl.layouts._llava import (
+    Ints,
+    LlavaLayout,
+    check_padded,
+    check_sides,
+    padded_square,
+    saved_square,
+    saved_tower,
+    store_tile,
+)
 from zvl.protocols import Pixels, Resize
 
 __all__ = ["Llava"]
 
 Fit = Literal["crop", "pad", "stretch"]
-
-MAX_SQUARE = 178_956_970
-"""The most pixels of a padded square: as many as a source image may have."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,12 +111,8 @@ class Llava(LlavaLayout):
         new_width = new_height = self.image_size
         if self.fit == "crop":
             new_width, new_height = self._by_short_side(width, height)
-        if self.fit == "pad" and max(width, height) ** 2 > MAX_SQUARE:
-            raise BadData(
-                "aspect",
-                f"expected an image whose padded square has at most {MAX_SQUARE:,} pixels, got {width}x{height}; "
-                "drop such images, or choose fit='crop'",
-            )
+        if self.fit == "pad":
+            check_padded(width, height)
         return ImagePlan(
             rows=1, tokens=self._tokens, patches=self._patches, width=new_width, height=new_height, geometry=()
         )
@@ -124,22 +126,10 @@ class Llava(LlavaLayout):
     def write(self, pixels: Pixels, plan: ImagePlan, resize: Resize, out: Pixels) -> None:
         """Store the square in `out`, uint8 (1, 3, S, S)."""
         if self.fit == "pad":
-            pixels = self._padded(pixels)
+            pixels = padded_square(pixels, self.image_mean)
         resized = resize(pixels, plan.width, plan.height, self.resample)
         top, left = (plan.height - self.image_size) // 2, (plan.width - self.image_size) // 2
         store_tile(resized[top : top + self.image_size, left : left + self.image_size], out[0])
-
-    def _padded(self, pixels: Pixels) -> Pixels:
-        """In the middle of a square of the mean colour; `pixels` itself where it is square."""
-        height, width, _ = pixels.shape
-        if height == width:
-            return pixels
-        side = max(height, width)
-        square = np.empty((side, side, 3), dtype=np.uint8)
-        square[...] = [int(mean * 255) for mean in self.image_mean]
-        top, left = (side - height) // 2, (side - width) // 2
-        square[top : top + height, left : left + width] = pixels
-        return square
 
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """Nothing: all images are alike."""
