@@ -81,9 +81,9 @@ def _print(report: Report) -> None:
     if report.identical:
         say(f"identical: {report.configurations} ways of running gave the same {len(report.steps)} steps", "green")
         return
-    count = len(report.differences)
+    count = f"{len(report.differences)} of {report.configurations}"
     say(
-        f"different: {count} of {report.configurations} ways of running do not give these steps; where they first differ:",
+        f"different: {count} ways of running do not give these steps; where they first differ:",
         "bold red",
     )
     for difference in report.differences:
