@@ -119,6 +119,7 @@ FAMILIES = (
     Family("qwen2_5_vl", frozenset({"Qwen2_5_VLProcessor", "qwen2_5_vl"}), _qwen),
     Family("internvl", frozenset({"InternVLProcessor", "internvl"})),
     Family("gemma3", frozenset({"Gemma3Processor", "gemma3", "Gemma3ImageProcessor"})),
+    Family("paligemma", frozenset({"PaliGemmaProcessor", "paligemma"})),
     Family("llava", frozenset({"LlavaProcessor", "llava"})),
     Family("llava_next", frozenset({"LlavaNextProcessor", "llava_next"})),
     Family("llava_onevision", frozenset({"LlavaOnevisionProcessor", "llava_onevision"})),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -13,7 +15,16 @@ from zvl.operator import Sample
 from zvl.processor import Processor
 from zvl.protocols import Layout
 
-__all__ = ["check_features", "check_image_tokens", "expand_ids", "expand_text", "image_starts", "plans_of"]
+__all__ = [
+    "Piece",
+    "check_features",
+    "check_image_tokens",
+    "cut_text",
+    "expand_ids",
+    "expand_text",
+    "image_starts",
+    "plans_of",
+]
 
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
@@ -116,6 +127,28 @@ def expand_text(
         after.append(begin + len(run))
         written += [run, piece]
     return "".join(written), [(_moved(a, before, after), _moved(b, before, after)) for a, b in spans], images
+
+
+class Piece(NamedTuple):
+    """A stretch of a prompt that is encoded by itself; the spans count from its beginning."""
+
+    text: str
+    loss: list[Span]
+    images: list[Span]
+    """The spans of text that images became, in layouts that expand text."""
+
+
+def cut_text(text: str, loss: Sequence[Span], images: Sequence[Span], places: Sequence[int]) -> list[Piece]:
+    """Cut a prompt at those places; no piece is empty, and without places the prompt is one piece."""
+    borders = [0, *sorted({place for place in places if 0 < place < len(text)}), len(text)]
+    return [
+        Piece(text[start:stop], _within(loss, start, stop), _within(images, start, stop))
+        for start, stop in itertools.pairwise(borders)
+    ]
+
+
+def _within(spans: Sequence[Span], start: int, stop: int) -> list[Span]:
+    return [(max(a, start) - start, min(b, stop) - start) for a, b in spans if a < stop and b > start]
 
 
 def _moved(place: int, before: Sequence[int], after: Sequence[int]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
@@ -14,7 +15,7 @@ from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
 from zvl.operator import Map, Sample
 from zvl.processor import Processor
-from zvl_operators._placeholders import check_features, expand_ids, expand_text, image_starts, plans_of
+from zvl_operators._placeholders import Piece, check_features, cut_text, expand_ids, expand_text, image_starts, plans_of
 
 __all__ = ["TokenizeChat"]
 
@@ -27,12 +28,10 @@ IGNORE = -100
 
 
 class _Prompt(NamedTuple):
-    """A chat ready to be encoded. `images` are the spans of text that images became, in layouts that expand text."""
+    """A chat ready to be encoded: its text, whole or in pieces that are encoded apart."""
 
     plans: list[ImagePlan]
-    text: str
-    loss: list[Span]
-    images: list[Span]
+    pieces: list[Piece]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +81,15 @@ class TokenizeChat(Map):
     def many(self, samples: Sequence[Sample]) -> list[Sample | Exception]:
         """Encode all texts in one call, during which other threads run."""
         prompts = [_attempt(self._prompt, sample) for sample in samples]
-        texts = [prompt.text for prompt in prompts if isinstance(prompt, _Prompt)]
+        texts = [piece.text for prompt in prompts if isinstance(prompt, _Prompt) for piece in prompt.pieces]
         encoded = iter(self.processor.text.encode(texts) if texts else [])
         results: list[Sample | Exception] = []
         for sample, prompt in zip(samples, prompts, strict=True):
             if isinstance(prompt, BadData):
                 results.append(prompt)
             else:
-                results.append(_attempt(self._finish, sample, prompt, next(encoded)))
+                pieces = list(itertools.islice(encoded, len(prompt.pieces)))
+                results.append(_attempt(self._finish, sample, prompt, pieces))
         return results
 
     def _prompt(self, sample: Sample) -> _Prompt:
@@ -101,18 +101,21 @@ class TokenizeChat(Map):
                 "image_count", f"expected one image for each image part, got {parts} parts and {len(plans)} images"
             )
         text, loss = self.processor.chat.render_for(messages or [], self.train_on)
-        if self.processor.layout.expand == "ids":
-            return _Prompt(plans, text, loss, [])
-        return _Prompt(plans, *expand_text(self.processor.layout, text, plans, loss))
+        layout = self.processor.layout
+        images: list[Span] = []
+        if layout.expand == "text":
+            text, loss, images = expand_text(layout, text, plans, loss)
+        apart = [start for start, _ in loss] if getattr(layout, "encode_apart", False) else []
+        return _Prompt(plans, cut_text(text, loss, images, apart))
 
-    def _finish(self, sample: Sample, prompt: _Prompt, ids: Ids) -> Sample:
-        text = self.processor.text
-        loss = text.tokens_in(prompt.text, ids, prompt.loss)
+    def _finish(self, sample: Sample, prompt: _Prompt, encoded: Sequence[Ids]) -> Sample:
+        ids = np.concatenate(encoded)
+        loss = self._tokens_in(prompt, encoded, [piece.loss for piece in prompt.pieces])
         turn_ends = _ends(loss)
         if self.processor.layout.expand == "text":
             # Most images stand in a question: only those that touch an answer matter.
-            touching = [image for image in prompt.images if any(_touch(image, span) for span in prompt.loss)]
-            loss &= ~text.tokens_in(prompt.text, ids, touching)
+            touching = [[i for i in piece.images if any(_touch(i, s) for s in piece.loss)] for piece in prompt.pieces]
+            loss &= ~self._tokens_in(prompt, encoded, touching)
             check_features(self.processor, ids, prompt.plans)
         else:
             ids, loss, turn_ends = expand_ids(self.processor, ids, prompt.plans, loss, turn_ends)
@@ -129,6 +132,11 @@ class TokenizeChat(Map):
             "turn_ends": turn_ends,
             "image_starts": image_starts(ids, prompt.plans, self.processor.image_token_id),
         }
+
+    def _tokens_in(self, prompt: _Prompt, encoded: Sequence[Ids], spans: Sequence[Sequence[Span]]) -> Mask:
+        """Which tokens of the prompt overlap the spans of their piece."""
+        found = zip(prompt.pieces, encoded, spans, strict=True)
+        return np.concatenate([self.processor.text.tokens_in(piece.text, ids, spans) for piece, ids, spans in found])
 
     def _positions(self, ids: Ids, plans: Sequence[ImagePlan]) -> Ids:
         return self.processor.layout.position_ids(ids, plans, self.processor.image_token_id)

@@ -9,7 +9,7 @@ from zvl.errors import RecipeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["additive_mask", "image_blocks", "refuse_varlen"]
+__all__ = ["additive_mask", "image_blocks", "refuse_varlen", "suffixes"]
 
 
 def refuse_varlen(isolation: str, layout: str, what: str) -> None:
@@ -33,6 +33,23 @@ def image_blocks(is_image: torch.Tensor) -> torch.Tensor:
     before = torch.zeros_like(is_image)
     before[:, 1:] = is_image[:, :-1]
     return torch.where(is_image, (is_image & ~before).cumsum(dim=-1) - 1, -1)
+
+
+def suffixes(answers: torch.Tensor, segment_ids: torch.Tensor) -> torch.Tensor:
+    """1 from the first of `answers` in each segment on, 0 before; int64 (B, S).
+
+    >>> import torch
+    >>> answers = torch.tensor([[False, True, False, False, True]])
+    >>> suffixes(answers, torch.tensor([[1, 1, 1, 2, 2]])).tolist()
+    [[0, 1, 1, 0, 1]]
+    """
+    import torch
+
+    begins = torch.ones_like(answers)
+    begins[:, 1:] = segment_ids[:, 1:] != segment_ids[:, :-1]
+    counted = answers.cumsum(dim=-1)
+    before = torch.where(begins, counted - answers.long(), 0).cummax(dim=-1).values
+    return (counted > before).long()
 
 
 def additive_mask(
