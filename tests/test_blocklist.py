@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,10 @@ import pytest
 import zvl
 from zvl.blocklist import BlockList, append_keys, names
 from zvl.digest import BatchDigest, batch_digest, first_difference
-from zvl.errors import BadData, OperatorError, RecipeError, StateError
+from zvl.elements import Dropped, Failed
+from zvl.errors import BadData, OperatorError, RecipeError, StateError, StorageError
+from zvl.masking import run_leniently
+from zvl.nodes import Node
 from zvl.testing import check_resume
 
 SHARD = "data/rows"
@@ -295,3 +299,36 @@ def test_samples_without_batches_are_masked_too(tmp_path: Path) -> None:
         batches = list(loader)
     assert [batch.masked for batch in batches] == [[], [], [(f"{SHARD}#2@0", "blocked", "")], [], [], []]
     assert [bool((batch["labels"] == -100).all()) for batch in batches] == [False, False, True, False, False, False]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(zvl.FlatMap):
+    """Four children; the third of a row that is 34 fails."""
+
+    error: type[Exception]
+
+    def __call__(self, sample: zvl.Sample) -> Iterator[zvl.Sample]:
+        for number in range(4):
+            if number == 2 and sample["x"] == 34:
+                raise self.error("by hand")
+            yield {"x": sample["x"]}
+
+
+def leniently(error: type[Exception]) -> list[Any]:
+    nodes = Node.bind([Count(error=error)], 0)
+    samples: list[Any] = [{"__key__": f"{SHARD}#{x}@0", "x": x} for x in (33, 34, 35)]
+    return run_leniently({f"{SHARD}#34"}, nodes, samples)
+
+
+def test_a_row_that_fails_goes_with_all_its_children() -> None:
+    output = leniently(ValueError)
+    found = [element["__key__"] if isinstance(element, dict) else element for element in output]
+    blocked = Dropped("read", f"{SHARD}#34@0", "blocked", "ValueError: by hand", bad=False)
+    first, last = ([f"{SHARD}#{x}@0/{child}" for child in range(4)] for x in (33, 35))
+    assert found == [*first, blocked, *last]
+
+
+def test_storage_that_fails_is_never_skipped() -> None:
+    *_, last = leniently(StorageError)
+    assert isinstance(last, Failed)
+    assert isinstance(last.error, StorageError)
