@@ -248,6 +248,13 @@ def test_lanes_that_ranks_cannot_share() -> None:
         plain().loader(dp_size=0)
 
 
+def test_arguments_of_a_loader_are_checked_when_it_is_made() -> None:
+    with pytest.raises(zvl.RecipeError, match="expected runner to be one of inline, threads, got 'thread'"):
+        plain().loader(runner="thread")
+    with pytest.raises(zvl.RecipeError, match="expected at least 1 worker, got 0"):
+        plain().loader(workers=0)
+
+
 def states(pipeline: zvl.Pipeline, ranks: int, batches: int = 4) -> list[dict[str, Any]]:
     saved = []
     for rank in range(ranks):

@@ -28,7 +28,7 @@ from zvl.operator import Accumulate
 from zvl.pipeline import Pipeline
 from zvl.protocols import Runner
 from zvl.reader import ReadAhead, read_lane, read_rows
-from zvl.runners import make_runner
+from zvl.runners import check_runner, make_runner
 
 __all__ = ["GROUP", "Loader", "own_lanes", "window_size"]
 
@@ -103,7 +103,7 @@ class Loader:
     ) -> None:
         self.pipeline = pipeline
         self.lanes = own_lanes(pipeline.lanes, dp_rank, dp_size)
-        self._runner_name = runner
+        self._runner_name = check_runner(runner)
         self._workers = _positive_workers(workers)
         self._prefetch = prefetch
         self._max_steps = max_steps
