@@ -117,6 +117,7 @@ FAMILIES = (
         _glm4v,
     ),
     Family("qwen2_5_vl", frozenset({"Qwen2_5_VLProcessor", "qwen2_5_vl"}), _qwen),
+    Family("idefics3", frozenset({"Idefics3Processor", "idefics3", "Idefics3ImageProcessor"})),
     Family("internvl", frozenset({"InternVLProcessor", "internvl"})),
     Family("gemma3", frozenset({"Gemma3Processor", "gemma3", "Gemma3ImageProcessor"})),
     Family("paligemma", frozenset({"PaliGemmaProcessor", "paligemma"})),
@@ -124,6 +125,7 @@ FAMILIES = (
     Family("llava_next", frozenset({"LlavaNextProcessor", "llava_next"})),
     Family("llava_onevision", frozenset({"LlavaOnevisionProcessor", "llava_onevision"})),
     Family("pixtral", frozenset({"PixtralProcessor", "mistral3", "PixtralImageProcessor"})),
+    Family("smolvlm", frozenset({"SmolVLMProcessor", "smolvlm", "SmolVLMImageProcessor"})),
     Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),
 )
 """The known families. Names are looked up in order: processor_class, model_type, image_processor_type."""
