@@ -21,6 +21,7 @@ from zvl.errors import BadData, OperatorError, RecipeError, RegistryError
 from zvl.hashing import Rng
 from zvl.image import Image, ImageInfo
 from zvl.images import pixels as kernels
+from zvl.layouts.idefics3 import Idefics3
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
 from zvl.operator import FilterMap, Map, RandomMap, Sample
 from zvl_operators.patchify import Patchify
@@ -248,6 +249,27 @@ def test_operators_see_resized_pixels_and_the_images_key() -> None:
         zip(["b#image0", "b#image1", "c#image0"], shapes, strict=True)
     )
     assert {dtype for _, _, dtype in seen} == {np.dtype(np.uint8)}
+
+
+@pytest.mark.parametrize("size", [(90, 40), (56, 40)])
+def test_operators_run_once_where_a_layout_resizes_in_turn(size: tuple[int, int]) -> None:
+    """Also where the first resize has nothing to do and hands on the decoded picture."""
+    shapes = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Look(Map):
+        def __call__(self, sample: Sample) -> Sample:
+            shapes.append(sample["pixels"].shape)
+            return sample
+
+    layout = Idefics3(longest_edge=56, image_size=28, patch_size=7, image_seq_length=4)
+    plain = probed(*size)
+    image = Image(plain.data, plain.info, layout.plan(*size))
+    batch = {"__key__": "k", "images": [image], "segments": [(Segment("k", 0, 0, 0, 1),)]}
+    processor: Any = SimpleNamespace(layout=layout, resize="pillow", image_token_id=PAD)
+    looked = Patchify(processor=processor, pixels=[Look()])(batch)["pixel_values"]
+    assert shapes == [(24 if size == (90, 40) else 40, 56, 3)]
+    assert np.array_equal(looked, Patchify(processor=processor)(batch)["pixel_values"])
 
 
 def test_operators_run_in_order() -> None:

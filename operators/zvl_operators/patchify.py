@@ -85,8 +85,9 @@ class Patchify(SplitMap):
     """An image that cannot be decoded stops the run, or its sample keeps its place: labels -100, and the pixels of
     all its images zero bytes."""
     pixels: Sequence[Map | RandomMap] = ()
-    """Maps and RandomMaps on ``{"__key__", "pixels"}``, uint8 (H, W, 3), after the resize; the shape must stay. The
-    key is the sample's with `#image` and its index. Randomness depends on that key, the operator and `seed`."""
+    """Maps and RandomMaps on ``{"__key__", "pixels"}``, uint8 (H, W, 3), after the resize, the first of several; the
+    shape must stay. The key is the sample's with `#image` and its index. Randomness depends on that key, the operator
+    and `seed`."""
     seed: int = 0
     """Of the RandomMaps in `pixels`."""
 
@@ -139,7 +140,11 @@ class Patchify(SplitMap):
 
         def resize(pixels: Pixels, width: int, height: int, filter: Filter) -> Pixels:
             resized = kernel(pixels, width, height, filter)
-            return apply_pixel_operators(resized, self.pixels, f"{part.key}#image{part.number}", self.seed)
+            # Some layouts resize what they have resized before: the operators have seen that.
+            if not self.pixels or not np.may_share_memory(pixels, decoded):
+                return resized
+            changed = apply_pixel_operators(resized, self.pixels, f"{part.key}#image{part.number}", self.seed)
+            return changed.copy() if np.may_share_memory(changed, decoded) else changed
 
         self.processor.layout.write(decoded, part.image.plan, resize, part.out)
 
