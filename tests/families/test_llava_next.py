@@ -68,13 +68,13 @@ def test_sizes_equal_the_functions_of_transformers() -> None:
     from transformers.models.llava_next.modeling_llava_next import unpad_image
 
     rng = random.Random(4)
-    many = [(384 * y, 384 * x) for y in range(1, 7) for x in range(1, 7)]
+    many = tuple((384 * y, 384 * x) for y in range(1, 7) for x in range(1, 7))
     sizes = [(rng.randint(1, 2500), rng.randint(1, 2500)) for _ in range(1500)]
     sizes += [(h, w) for h in (1, 2, 3, 336, 672, 1008) for w in (1, 2, 3, 200, 335, 336, 337, 672)]
-    for pinpoints in (list(LlavaNext().image_grid_pinpoints), many):
+    for pinpoints in (LlavaNext().image_grid_pinpoints, many):
         for height, width in sizes:
             grid = best_resolution(height, width, pinpoints)
-            assert grid == select_best_resolution((height, width), pinpoints), (height, width)
+            assert grid == select_best_resolution((height, width), list(pinpoints)), (height, width)
             shape = torch.empty((3, height, width), device="meta")
             assert fit(height, width, grid) == get_patch_output_size(shape, grid, "channels_first"), (height, width)
             rows, columns = grid[0] // 14, grid[1] // 14

@@ -12,7 +12,11 @@ import torch
 
 from reference.family import FamilyTests
 from reference.llava import ONE_AXIS, TEMPLATE, TEXT, as_batch, vision
+from reference.pictures import cut
+from reference.samples import differences, to_pillow
+from reference.torchvision_cpu import default_image_processor
 from zvl.errors import BadData, RecipeError
+from zvl.images import pixels as kernels
 from zvl.layouts.llava_onevision import LlavaOnevision
 
 GRIDS = tuple((height, width) for height in (42, 84, 126) for width in (42, 84, 126))
@@ -113,6 +117,24 @@ def test_images_beside_others_are_one_square_each() -> None:
     assert layout.plan_among(2000, 700, 1) == layout.plan(2000, 700)
     tiles = LlavaOnevision(multi_image="tiles")
     assert tiles.plan_among(2000, 700, 3) == tiles.plan(2000, 700)
+
+
+def test_a_batch_of_samples_equals_nested_lists(photos: dict[str, bytes]) -> None:
+    """Two images, one, and none: what the model gets is what transformers makes of the three samples at once."""
+    layout = LlavaOnevision(**TINY)
+    photo = photos[sorted(photos)[0]]
+    samples = [[cut(photo, 90, 50), cut(photo, 33, 200)], [cut(photo, 120, 70)], []]
+    plans = [layout.plan_among(p.shape[1], p.shape[0], len(images)) for images in samples for p in images]
+    rows = np.empty((sum(plan.rows for plan in plans), *layout.row_shape), dtype=np.uint8)
+    first = 0
+    for pixels, plan in zip((pixels for images in samples for pixels in images), plans, strict=True):
+        layout.write(pixels, plan, kernels.resize, rows[first : first + plan.rows])
+        first += plan.rows
+    batch = {"pixel_values": rows, **layout.geometry(plans)}
+    reference = default_image_processor("LlavaOnevisionImageProcessor")(**TestLlavaOnevision().image_settings(layout))
+    theirs = reference(images=[to_pillow(images) for images in samples], return_tensors="pt")
+    assert theirs["batch_num_images"].tolist() == [2, 1]
+    assert differences(layout.pixel_inputs(batch, None, None), dict(theirs), 1e-6) == []
 
 
 def counts(layout: LlavaOnevision, planned_among: Sequence[int]) -> list[int]:
