@@ -7,7 +7,7 @@ TORCH  ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_determinism.py tests/test_cli_verify.py operators codecs
 
-.PHONY: setup demo test test-wheel lint bench clean
+.PHONY: setup demo test test-wheel soak lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -24,6 +24,11 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest
+
+# Ten times the mutated pictures of the tests; SEED=N tries others.
+SEED ?= 1000000
+soak: setup
+	PYTHONPATH=tests $(BIN)/python -m damage.fuzz --files 6000 --first $(SEED)
 
 lint: setup
 	$(BIN)/ruff check .
@@ -45,6 +50,7 @@ test-wheel: setup
 
 bench: setup
 	$(BIN)/python benchmarks/bench_vlm.py
+	$(BIN)/python benchmarks/bench_codecs.py
 
 clean:
 	rm -rf $(VENV) .cache build dist

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from io import BytesIO
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,15 +12,21 @@ import pytest
 from PIL import Image, ImageCms
 from transformers.image_transforms import convert_to_rgb
 
+from zvl import registry
+from zvl.batch import Segment
 from zvl.errors import RecipeError
+from zvl.image import Image as Probed
 from zvl.image import ImageInfo
 from zvl.images.canaries import wide_profile, with_profile
 from zvl.images.colour import composite, transform
 from zvl.images.header import probe
 from zvl.images.options import DecodeOptions
-from zvl.images.pixels import canaries, decode
+from zvl.images.pixels import canaries, decode, resize
 from zvl.images.samples import photo, sample_images, with_alpha
 from zvl.images.scaling import jpeg_divisor
+from zvl.layouts.qwen2_5_vl import Qwen2_5VL
+from zvl_operators.decode_images import DecodeImages
+from zvl_operators.patchify import Patchify
 
 FILES = sample_images()
 WIDE_GRAY = ("png 16 pillow", "png 16 gray", "png 16 gray clear", "tiff 16", "jpeg2000 16")
@@ -170,3 +177,62 @@ def test_every_option_changes_the_pixel_fingerprint() -> None:
     found = {canaries(options=DecodeOptions(**one)) for one in options}
     assert len(found) == len(options)
     assert canaries(options=DecodeOptions(background="white")) == canaries()
+
+
+LAYOUT = Qwen2_5VL(max_pixels=28 * 28 * 8)
+PROCESSOR: Any = SimpleNamespace(layout=LAYOUT, resize="torch", image_token_id=0)
+CHANGES: list[dict[str, Any]] = [
+    {"background": "#123456"},
+    {"background": "drop"},
+    {"icc": "srgb"},
+    {"jpeg_scale": True},
+]
+
+
+def probed(data: bytes) -> Probed:
+    info = probe(data)
+    return Probed(data, info, LAYOUT.plan(*info.size))
+
+
+def patches(**options: Any) -> tuple[bytes, str]:
+    """(pixel values of three pictures, pixel fingerprint)."""
+    files = (encode(photo(700, 500), "JPEG"), encode(photo(), "JPEG", icc_profile=wide_profile()), FILES["png rgba"])
+    batch = {"images": [probed(data) for data in files], "segments": [(Segment("a", 0, 0, 0, 3),)]}
+    operator = Patchify(processor=PROCESSOR, **options)
+    return operator(batch)["pixel_values"].tobytes(), operator.pixels_fingerprint()
+
+
+def test_patchify_obeys_every_option() -> None:
+    found = [patches(**options) for options in ({}, *CHANGES)]
+    assert len({values for values, _ in found}) == len({name for _, name in found}) == len(CHANGES) + 1
+    with pytest.raises(RecipeError, match="expected icc='ignore' or 'srgb'"):
+        Patchify(processor=PROCESSOR, icc="sRGB")  # type: ignore[arg-type]
+
+
+def test_decode_images_obeys_those_that_it_has() -> None:
+    sample = {"__key__": "a", "images": [probed(FILES["png rgba"])]}
+    black = DecodeImages(background="black")
+    assert black(sample)["pixels"][0][:, :2].max() < 10
+    assert DecodeImages()(sample)["pixels"][0][:, :2].min() > 245
+    assert len({DecodeImages(**one).pixels_fingerprint() for one in ({}, *CHANGES[:3])}) == 4
+    with pytest.raises(RecipeError, match="expected background=None"):
+        DecodeImages(background="nothing")
+
+
+@pytest.mark.parametrize("name", registry.catalogue("layouts"))
+def test_every_layout_takes_scaled_pixels(name: str) -> None:
+    """The rows of a picture decoded at an odd fraction of its size are near those of the whole one."""
+    layout = registry.load("layouts", name)()
+    data = encode(photo(401, 301).resize((1603, 1203)), "JPEG", quality=95)
+    info = probe(data)
+    plan = layout.plan(*info.size)
+    planned = plan.width, plan.height
+    rows = []
+    for options in (DecodeOptions(), SCALED):
+        out = np.zeros((plan.rows, *layout.row_shape), np.uint8)
+        pixels = decode(data, info, options=options, planned=planned)
+        layout.write(pixels, plan, resize, out)
+        rows.append(out.astype(int))
+    if jpeg_divisor(info, *planned) > 1:
+        assert pixels.shape != (1203, 1603, 3)
+    assert np.abs(rows[0] - rows[1]).mean() < 2.5
