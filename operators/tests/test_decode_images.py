@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 from types import SimpleNamespace
 from typing import Any
@@ -55,8 +56,9 @@ def test_no_images() -> None:
 def test_damage_names_sample_and_image() -> None:
     whole = probed(picture(40, 30))
     cut = Image(whole.data[:200], whole.info, whole.plan)
-    with pytest.raises(BadData, match="decode: image 1 of sample 'web/a@0': "):
+    with pytest.raises(BadData, match="decode: image 1 of sample 'web/a@0': ") as caught:
         DecodeImages()({"__key__": "web/a@0", "images": [whole, cut]})
+    assert caught.value.sha256 == hashlib.sha256(cut.data).hexdigest()
 
 
 def test_bytes_without_a_probe_are_a_recipe_error() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from functools import partial
 
@@ -44,7 +45,8 @@ def decode(image: Image, codec: str, options: DecodeOptions, key: str, index: in
     try:
         return kernels.decode(image.data, image.info, codec, options, (image.plan.width, image.plan.height))
     except BadData as error:
-        raise BadData(error.reason, f"image {index} of sample {key!r}: {error.detail}") from error
+        sha256 = hashlib.sha256(image.data).hexdigest()
+        raise BadData(error.reason, f"image {index} of sample {key!r}: {error.detail}", sha256) from error
 
 
 def resizer(backend: kernels.Backend) -> Resize:
