@@ -21,6 +21,7 @@ from zvl.errors import BadData, OperatorError, RecipeError
 from zvl.fingerprint import digest
 from zvl.hashing import Rng
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
+from zvl.testing import check_resume
 from zvl_operators._dummy import Dummy, smallest_plan
 from zvl_operators.pack import Pack
 
@@ -195,6 +196,10 @@ def test_the_smallest_plan_is_legal_and_small() -> None:
     layout = Qwen2_5VL()
     assert smallest_plan(layout) == layout.plan(56, 56)
     assert Dummy.of(FAKE).input_ids.tolist() == [PAD] * 4
+
+
+def test_a_run_with_it_resumes_from_every_step(processor: zvl.Processor) -> None:
+    check_resume(pipeline(processor, True, lanes=2), steps=3)
 
 
 def test_it_is_a_value(processor: zvl.Processor) -> None:
