@@ -332,3 +332,20 @@ def test_storage_that_fails_is_never_skipped() -> None:
     *_, last = leniently(StorageError)
     assert isinstance(last, Failed)
     assert isinstance(last.error, StorageError)
+
+
+def test_lanes_may_hold_different_versions(tmp_path: Path) -> None:
+    """Grown twice within an interval: lanes that have passed their mark between hold the version of between."""
+    lists = [write(tmp_path / str(n), *range(10, stop)) for n, stop in enumerate((12, 40, 70))]
+    _, first = run(pipeline(lists[0]), None, 3)
+    for between in range(4, 9):
+        _, second = run(pipeline(lists[1]), first, between, dp_size=2)
+        whole, _ = run(pipeline(lists[2]), second, STEPS)
+        split, _ = run(pipeline(lists[2]), second, STEPS, dp_size=4, runner="threads")
+        assert first_difference(digests(whole), digests(split)) is None
+        versions = [{lane["blocked"] for lane in batch.state["state"].values()} for batch in whole]
+        if {2, 30} <= set().union(*versions):
+            break
+    else:
+        pytest.fail("no stop at which lanes differ")
+    assert versions[-1] == {60}
