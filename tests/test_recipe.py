@@ -129,6 +129,26 @@ def test_every_key_of_the_run_and_of_a_dataset_arrives(load: Load) -> None:
     assert [dataset.on_error for dataset in source.datasets] == ["drop", "raise"]
 
 
+def test_a_dataset_may_bound_the_pixels_of_its_images(load: Load) -> None:
+    bounded = ('path = "docs.jsonl"', 'path = "docs.jsonl"\nmax_pixels = 50000\nmin_pixels = 4000')
+    probe: Any = load(bounded).operators[0].operator
+    assert dict(probe.max_pixels) == {"docs": 50_000}
+    assert dict(probe.min_pixels) == {"docs": 4_000}
+    twice = ('use = "probe_images"', 'use = "probe_images"\nmax_pixels = { docs = 9000 }')
+    assert complaint(load, bounded, twice) == (
+        "recipes/a.toml:13: dataset[0] (docs): max_pixels: probe_images has max_pixels of its own, "
+        "which would set it: say it in one place"
+    )
+    gone = ('[[operator]]\nuse = "probe_images"\n', "")
+    assert "min_pixels: the recipe has no probe_images, which would set it" in complaint(load, bounded, gone)
+
+
+def test_a_block_list_lies_beside_the_recipe(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "recipes/blocked.txt").write_text("docs/docs.jsonl#1\n")
+    pipeline = load(("seed = 17", 'seed = 17\nblocked = "blocked.txt"'))
+    assert pipeline.blocked == tmp_path / "recipes/blocked.txt"
+
+
 def test_functions_and_operator_classes_come_from_modules_beside_the_recipe(load: Load) -> None:
     pipeline = load(
         ('use = "patchify"\n',

@@ -2,12 +2,13 @@
 
 ::
 
-    seed = 17                        # also: lanes (required), flush_every, batches_per_step, chunk_rows, shuffle
+    seed = 17                        # also: flush_every, batches_per_step, chunk_rows, shuffle, blocked
     lanes = 8
     [processor]                      # layout and tokenizer, or path; chat_template, resize; the layout's settings
     layout = "qwen2_5_vl"
     tokenizer = "assets/tokenizer"
-    [[dataset]]                      # name, path (or a list); weight, passes, format, on_error, shuffle, options
+    [[dataset]]                      # name, path (or a list); weight, passes, format, on_error, shuffle, options,
+                                     # min_pixels and max_pixels of its images
     name = "photos"
     path = "data/*.tar"
     [[operator]]                     # use: an installed operator, with its fields; parallelism
@@ -25,7 +26,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ from zvl.recipe_processor import make_processor
 __all__ = ["load_recipe", "parse_recipe"]
 
 TABLES = ("processor", "dataset", "operator")
+PROBE = "probe_images"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +56,7 @@ class RunTable:
     batches_per_step: int = 1
     chunk_rows: int = 64
     shuffle: Shuffle = "chunks"
+    blocked: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +70,8 @@ class DatasetTable:
     format: str | None = None
     on_error: Literal["raise", "drop"] = "raise"
     shuffle: Shuffle | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
 
@@ -125,12 +130,36 @@ class _Parser:
                 seed=run.seed,
             )
             pipeline = Pipeline(
-                source, lanes=run.lanes, flush_every=run.flush_every, batches_per_step=run.batches_per_step
+                source,
+                lanes=run.lanes,
+                flush_every=run.flush_every,
+                batches_per_step=run.batches_per_step,
+                blocked=run.blocked and _resolve(self._folder, run.blocked),
             )
+        bounds = self._bounds(datasets, operators)
         for place, own_table in enumerate(operators):
             with self._blame("operator", place, own_table.get("use")):
-                pipeline = pipeline.apply(maker(own_table), parallelism=own_table.get("parallelism"))
+                operator = maker(own_table | bounds if own_table.get("use") == PROBE else own_table)
+                pipeline = pipeline.apply(operator, parallelism=own_table.get("parallelism"))
         return pipeline
+
+    def _bounds(
+        self, datasets: Mapping[str, DatasetTable], operators: Sequence[Mapping[str, Any]]
+    ) -> dict[str, dict[str, int]]:
+        """The fields of probe_images that the datasets' own bounds on pixels stand for."""
+        bounds: dict[str, dict[str, int]] = {}
+        for place, (name, own) in enumerate(datasets.items()):
+            for key in ("min_pixels", "max_pixels"):
+                value = getattr(own, key)
+                if value is None:
+                    continue
+                probes = [table for table in operators if table.get("use") == PROBE]
+                with self._blame("dataset", place, name):
+                    if not probes or key in probes[0]:
+                        what = f"probe_images has {key} of its own" if probes else "the recipe has no probe_images"
+                        raise FieldError(key, f"{key}: {what}, which would set it: say it in one place")
+                bounds.setdefault(key, {})[name] = value
+        return bounds
 
     def _check_keys(self) -> None:
         known = [*TABLES, *RunTable.__dataclass_fields__]

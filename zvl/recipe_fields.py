@@ -28,6 +28,7 @@ RUN_OPTIONS = {
     "checkpoint_every": "--checkpoint-every",
     "dp_rank": "--dp-rank",
     "dp_size": "--dp-size",
+    "max_bad_fraction": "--max-bad-fraction",
     "max_steps": "--steps",
     "prefetch": "--prefetch",
     "quarantine": "--quarantine",

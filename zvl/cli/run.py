@@ -45,7 +45,10 @@ def run(
     ] = None,
     accept: Annotated[str, typer.Option(metavar="WHAT", help='"pixels": go on though images decode otherwise.')] = "",
     quarantine: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write bad samples here (JSON lines).")
+        Path | None, typer.Option(metavar="FILE", help="Write bad samples here (JSON lines; a file for each rank).")
+    ] = None,
+    max_bad_fraction: Annotated[
+        float | None, typer.Option(min=0, max=1, metavar="F", help="Stop when more than this part of samples is bad.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
@@ -63,6 +66,7 @@ def run(
         workers=workers,
         prefetch=prefetch,
         quarantine=quarantine,
+        max_bad_fraction=max_bad_fraction,
         max_steps=steps,
     ) as loader:
         if resume:
