@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -161,17 +161,19 @@ def _checked(ready: Iterable[Sample], method: str) -> Sequence[Sample]:
     return samples
 
 
-def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned | Waiting]:
+def collect(stream: Iterator[Element], lane: int, skip: int, patience: int) -> Iterator[Planned | Waiting]:
     """The end of a lane's chain: number the batches of each interval, and drop the first `skip`, delivered earlier.
 
-    Records of drops travel with the next batch, so that they are written when it is delivered, once.
+    Records of drops travel with the next batch, so that they are written when it is delivered, once. More than
+    `patience` intervals without a batch end the run: an endless source would go on for ever.
     """
     clean: Any = None
-    count = blocked = 0
+    count = blocked = barren = 0
     dropped: list[Dropped] = []
     for element in stream:
         if isinstance(element, dict):
             count += 1
+            barren = 0
             if skip:
                 skip -= 1
                 dropped.clear()
@@ -186,6 +188,9 @@ def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned
             raise element.error
         elif clean is None or not skip:
             clean, count, blocked = element.state, 0, element.blocked
+            barren += 1
+            if barren > patience:
+                raise _barren(lane, patience, dropped)
             yield Waiting(())  # nothing to wait for: lets the planner look up in a stretch without batches
         else:
             break
@@ -196,3 +201,12 @@ def collect(stream: Iterator[Element], lane: int, skip: int) -> Iterator[Planned
         )
     if dropped:
         yield Planned({}, lane, clean, count, tuple(dropped), blank=True, blocked=blocked)
+
+
+def _barren(lane: int, intervals: int, dropped: Sequence[Dropped]) -> ZvlError:
+    counts = Counter(f"{record.operator}:{record.reason}" for record in dropped)
+    reasons = ", ".join(f"{name} {count:,}" for name, count in counts.most_common()) or "nothing was dropped"
+    return ZvlError(
+        f"lane {lane}: the rows of {intervals:,} intervals, a whole pass of the data, gave no batch; what left the "
+        f"stream: {reasons}. Check filters and policies"
+    )

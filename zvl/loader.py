@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -250,8 +251,16 @@ class Loader:
             else:
                 depth = max(1, -(-2 * (parallelism or runner.workers) // len(self.lanes)))
                 stream = parallel(stream, partial(_submit, runner, segment, newly), depth, GROUP)
-        planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered)
+        planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience())
         return LaneFeed(lane, mask_stream(planned, newly) if newly else planned, state)
+
+    def _patience(self) -> int:
+        """Intervals without a batch that a lane may have: a pass of the data, and 100,000 rows at least."""
+        source = self.pipeline.source
+        if source.finite:
+            return sys.maxsize
+        rows = max(100_000, sum(int(dataset.shard_rows.sum()) for dataset in source.datasets))
+        return -(-rows // self.pipeline.flush_every)
 
     def _goes_on(self, event: StepStart) -> bool:
         if self._max_steps is not None and event.step >= self._max_steps:
