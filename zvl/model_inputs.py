@@ -52,9 +52,13 @@ def model_inputs(
     - `use_cache`: False.
     - what `layout.pixel_inputs` gives: pixels in `dtype` and geometry; nothing without images.
     - what `layout.attention` gives, where a layout has it, instead of the isolation's own arguments.
+
+    Of a batch without `input_ids`, which has images alone, it holds what `layout.pixel_inputs` gives and no more.
     """
     if isolation not in get_args(Isolation):
         raise RecipeError(f"isolation: expected one of {', '.join(get_args(Isolation))}, got {isolation!r}")
+    if "input_ids" not in batch:
+        return layout.pixel_inputs(batch, device, dtype)
     fields = {name: _tensor(batch[name], device) for name in ("input_ids", "labels", "segment_ids", "position_ids")}
     segment_ids = fields["segment_ids"]
     inputs: dict[str, Any] = {

@@ -125,6 +125,7 @@ FAMILIES = (
     Family("llava_next", frozenset({"LlavaNextProcessor", "llava_next"})),
     Family("llava_onevision", frozenset({"LlavaOnevisionProcessor", "llava_onevision"})),
     Family("pixtral", frozenset({"PixtralProcessor", "mistral3", "PixtralImageProcessor"})),
+    Family("siglip2", frozenset({"Siglip2Processor", "siglip2", "siglip2_vision_model", "Siglip2ImageProcessor"})),
     Family("smolvlm", frozenset({"SmolVLMProcessor", "smolvlm", "SmolVLMImageProcessor"})),
     Family("qwen2_vl", frozenset({"Qwen2VLProcessor", "qwen2_vl", "Qwen2VLImageProcessor"}), _qwen),
 )

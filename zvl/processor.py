@@ -115,7 +115,12 @@ class Processor:
 
     @functools.cached_property
     def image_token_id(self) -> int:
-        """The id of `feature_token`."""
+        """The id of `feature_token`; a layout without one raises RecipeError."""
+        if not self.feature_token:
+            raise RecipeError(
+                f"no token stands for an image in layout {self._layout_name}, which is an encoder's: leave "
+                "tokenize_chat and tokenize_text out, and batch samples of images alone"
+            )
         return self.token_id(self.feature_token)
 
     def token_id(self, text: str) -> int:
