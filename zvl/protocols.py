@@ -74,7 +74,7 @@ class Codec(Protocol):
     formats: frozenset[str]
 
     def decode(self, data: bytes, info: ImageInfo) -> Pixels:
-        """RGB uint8 (H, W, 3), orientation applied: exactly `info.size`. Runs in many threads at once."""
+        """RGB or RGBA uint8 (H, W, 3 or 4), orientation applied: exactly `info.size`. Runs in many threads at once."""
 
 
 Resize = Callable[[Pixels, int, int, Filter], Pixels]
