@@ -18,7 +18,7 @@ from zvl.hashing import hash_text
 from zvl.testing import check_resume
 
 PROPERTY = settings(
-    max_examples=60,
+    max_examples=50,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
@@ -339,7 +339,7 @@ def wholes(digests: Sequence[BatchDigest]) -> Counter[str]:
     return keys
 
 
-@settings(PROPERTY, max_examples=12)
+@settings(PROPERTY, max_examples=8)
 @given(pipelines(POLICIES), st.sampled_from(["inline", "threads"]))
 def test_restarts_behind_every_batch_are_exact(pipeline: zvl.Pipeline, runner: str) -> None:
     check_resume(pipeline, steps=4, runner=runner, workers=2)
@@ -359,7 +359,7 @@ def test_restart_from_every_step_of_the_whole_chain() -> None:
 
 def test_restart_behind_intervals_without_any_batch() -> None:
     """Of 12 rows one passes, so most intervals of 5 rows emit nothing."""
-    source = zvl.Mixture(zvl.from_rows(rows(0, 400)), passes=zvl.Once(), chunk_rows=16, seed=1)
+    source = zvl.Mixture(zvl.from_rows(rows(0, 300)), passes=zvl.Once(), chunk_rows=16, seed=1)
     pipeline = (
         zvl.Pipeline(source, lanes=2, flush_every=5)
         .apply(Tokens())
@@ -369,7 +369,7 @@ def test_restart_behind_intervals_without_any_batch() -> None:
         .batch(1)
     )
     digests, states = reference(pipeline, 100)
-    assert len(digests) > 8
+    assert len(digests) > 8  # or there would be little to restart from
     positions = {value["clean"]["position"] for value in states[-1]["state"].values()}
     assert max(positions) > 25, "the states must have passed intervals"
     check_resume(pipeline, steps=100)

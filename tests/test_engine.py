@@ -352,6 +352,18 @@ def test_drops_behind_the_last_batch_are_counted(runner: str) -> None:
         assert loader.stats()["dropped"] == {"filter:<lambda>:filtered": 11}
 
 
+def test_a_restart_counts_only_the_drops_behind_its_state() -> None:
+    pipeline = zvl.Pipeline(source(40), lanes=1, flush_every=32).filter(lambda sample: sample["n"] % 3 > 0).batch(2)
+    with pipeline.loader(runner="inline") as loader:
+        for _ in range(7):
+            state = next(loader).state
+        before = loader.stats()["dropped"]["filter:<lambda>:filtered"]
+    with pipeline.loader(runner="inline") as loader:
+        loader.load_state_dict(state)
+        list(loader)
+        assert before + loader.stats()["dropped"]["filter:<lambda>:filtered"] == 14
+
+
 def test_planning_overtakes_pixels() -> None:
     """One worker, busy: of the calls that wait, planning goes first, then the earliest batch."""
     from zvl.runners import make_runner

@@ -91,3 +91,18 @@ def test_a_many_that_fails_where_each_alone_works_is_an_error_all_the_same() -> 
     assert rest == [{"__key__": "a"}]
     assert isinstance(failed, Failed)
     assert str(failed.error) == "operator 'Whole' failed on sample 'a ... b': ValueError: too many"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(zvl.FlatMap):
+    """Each sample as two children."""
+
+    def __call__(self, sample: zvl.Sample) -> list[zvl.Sample]:
+        return [dict(sample), dict(sample)]
+
+
+def test_children_are_numbered_and_draw_apart() -> None:
+    children = run_nodes(Node.bind([Twice(), Twice(), Draw()], 7), [{"__key__": "a"}])
+    assert all(isinstance(child, dict) for child in children)
+    assert [child["__key__"] for child in children] == ["a/0/0", "a/0/1", "a/1/0", "a/1/1"]  # type: ignore[index,call-overload]
+    assert len({child["drawn"] for child in children}) == 4  # type: ignore[index,call-overload]
