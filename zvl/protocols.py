@@ -109,7 +109,7 @@ class Layout(Protocol):
         """The batch's geometry under the family's own names; right for no images too."""
 
     def features(self, geometry: Mapping[str, npt.NDArray[Any]]) -> npt.NDArray[np.int64]:
-        """Features per image that the model will compute from that geometry; it also has `image_rows`, see contracts."""
+        """Features per image that the model will compute from that geometry; `image_rows` is among it."""
 
     def position_ids(
         self, input_ids: npt.NDArray[np.int64], plans: Sequence[ImagePlan], image_token_id: int
