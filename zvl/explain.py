@@ -69,14 +69,15 @@ def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None)
     workers = workers or cpu_budget()
     lanes = len(own_lanes(pipeline.lanes, 0, dp_size))
     lines = [*_source_lines(pipeline.source)]
+    on_ranks = f" ({lanes} on each of {dp_size} ranks)" if dp_size > 1 else ""
     lines.append(
-        f"lanes   {pipeline.lanes} ({lanes} on each of {dp_size} rank{'s' * (dp_size > 1)}), a flush mark every "
-        f"{pipeline.flush_every:,} rows, {pipeline.batches_per_step} batch of each lane a step"
+        f"lanes   {pipeline.lanes}{on_ranks}, a flush mark every {_count(pipeline.flush_every, 'row')}; a step takes "
+        f"{_count(pipeline.batches_per_step, 'batch', 'batches')} of each"
     )
     lines.append("")
     lines.append("plan: per lane, images stay compressed")
     lines += [_operator_line(i, placed) for i, placed in enumerate(pipeline.operators[: pipeline.border], 1)]
-    lines.append(f"materialise: one ordered window for all lanes, {workers} workers")
+    lines.append(f"materialise: one ordered window for all lanes, {_count(workers, 'worker')}")
     behind = pipeline.operators[pipeline.border :]
     lines += [_operator_line(i, placed) for i, placed in enumerate(behind, pipeline.border + 1)]
     if not behind:
@@ -92,14 +93,13 @@ def _source_lines(source: WorkSource) -> Iterator[str]:
     for place, (name, dataset) in enumerate(zip(source.names, source.datasets, strict=True)):
         rows = int(dataset.shard_rows.sum())
         more = f", {describe(place)}" if describe else ""
-        shards = len(dataset.shards)
-        yield f"source  {name}: {rows:,} rows in {shards:,} shard{'s' * (shards != 1)}{more}"
+        yield f"source  {name}: {_count(rows, 'row')} in {_count(len(dataset.shards), 'shard')}{more}"
 
 
 def _operator_line(number: int, placed: Placed) -> str:
     operator = placed.operator
     if isinstance(operator, Accumulate):
-        how = f"in order, holds up to {operator.holds()} samples" if operator.holds() else "in order"
+        how = f"in order, holds up to {_count(operator.holds(), 'sample')}" if operator.holds() else "in order"
     else:
         how = f"up to {placed.parallelism} at once" if placed.parallelism else "as many at once as workers"
         if isinstance(operator, SplitMap):
@@ -192,6 +192,15 @@ def _batch_bytes(pipeline: Pipeline) -> int:
     for side in layout.row_shape:
         row_bytes *= side
     return int(size * (token_bytes + rows * row_bytes))
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    """A number with its noun.
+
+    >>> _count(1, "row"), _count(2048, "row"), _count(2, "batch", "batches")
+    ('1 row', '2,048 rows', '2 batches')
+    """
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
 
 
 def _size(count: int) -> str:
