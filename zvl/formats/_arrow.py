@@ -1,0 +1,119 @@
+"""Arrow tables as rows, and zvl's files as pyarrow wants them."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from zvl.errors import BadData, StorageError, ZvlError
+from zvl.formats._fields import canonical, without_nulls
+from zvl.formats._optional import optional
+from zvl.operator import Sample
+from zvl.storage import File
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["RangeFile", "arrow_errors", "runs", "table_rows", "to_sample"]
+
+
+class RangeFile(io.RawIOBase):
+    """The bytes [start, start + size) of a file, with a place of its own: what pyarrow reads from.
+
+    The file must stay open meanwhile. pyarrow sees failed reads as OSError, which StorageError is.
+    """
+
+    def __init__(self, file: File, start: int = 0, size: int | None = None) -> None:
+        self._file = file
+        self._start = start
+        self._size = file.state().size - start if size is None else size
+        self._at = 0
+
+    def readable(self) -> bool:
+        """Always."""
+        return True
+
+    def seekable(self) -> bool:
+        """Always."""
+        return True
+
+    def tell(self) -> int:
+        """The place of the next read."""
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move, as files do."""
+        self._at = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        """Up to `size` bytes from here on; all that are left for -1."""
+        left = max(0, self._size - self._at)
+        size = left if size < 0 else min(size, left)
+        data = self._file.read(self._start + self._at, size) if size else b""
+        self._at += size
+        return data
+
+
+@contextmanager
+def arrow_errors(where: str, advice: str = "copy the file anew") -> Iterator[None]:
+    """What pyarrow raises on damaged files, as StorageError."""
+    pa = optional("pyarrow", "parquet", "reading Arrow tables")
+    try:
+        yield
+    except ZvlError:
+        raise
+    except (pa.ArrowException, OSError, ValueError, IndexError, OverflowError) as error:
+        raise StorageError(f"{where}: cannot be read as Arrow's: {error}; {advice}") from error
+
+
+def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """The (first, count) of stretches of neighbours, in the order asked.
+
+    >>> list(runs([3, 4, 5, 1, 2, 2]))
+    [(3, 3), (1, 2), (2, 1)]
+    """
+    start = 0
+    for i in range(1, len(rows) + 1):
+        if i == len(rows) or rows[i] != rows[i - 1] + 1:
+            yield rows[start], i - start
+            start = i
+
+
+def table_rows(table: pa.Table, rows: Sequence[int], where: str) -> list[dict[str, Any]]:
+    """Those rows as dicts of Python values. Slices, no `take`: that overflows 2 GB of one column."""
+    found: list[dict[str, Any]] = []
+    with arrow_errors(where):
+        for start, count in runs(rows):
+            found += _plain_times(table.slice(start, count)).to_pylist()
+    return found
+
+
+def to_sample(row: dict[str, Any], where: str, folder: str) -> Sample | BadData:
+    """A row of Arrow values as a sample; `messages` without the nulls of keys that a message does not have."""
+    try:
+        if isinstance(row.get("messages"), list):
+            row["messages"] = without_nulls(row["messages"])
+        return canonical(row, where, folder)
+    except BadData as error:
+        return error
+
+
+def _plain_times(table: pa.Table) -> pa.Table:
+    """Nanoseconds as microseconds: Python's own times hold no finer ones, and pyarrow would ask for pandas."""
+    import pyarrow as pa
+
+    for i, field in enumerate(table.schema):
+        kind = field.type
+        if pa.types.is_timestamp(kind) and kind.unit == "ns":
+            kind = pa.timestamp("us", kind.tz)
+        elif pa.types.is_duration(kind) and kind.unit == "ns":
+            kind = pa.duration("us")
+        elif pa.types.is_time64(kind) and kind.unit == "ns":
+            kind = pa.time64("us")
+        else:
+            continue
+        table = table.set_column(i, field.name, table.column(i).cast(kind, safe=False))
+    return table
