@@ -1,0 +1,75 @@
+"""LitData's chunks whose rows are an Arrow file behind the (empty) items: table, its length as uint32, magic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from zvl.errors import StorageError
+from zvl.formats._arrow import RangeFile, arrow_errors, table_rows
+from zvl.formats._held import Held
+from zvl.formats._optional import optional
+from zvl.storage import File
+
+__all__ = ["Footers"]
+
+MAGIC = b"LDARW01\0"
+ARROW_FILE = b"ARROW1"
+
+
+class Footers:
+    """The Arrow tables of a dataset's chunks, record batch by record batch; `cache_bytes` of them are kept."""
+
+    def __init__(self, cache_bytes: int) -> None:
+        self.cache_bytes = cache_bytes
+        self._wake()
+
+    def rows(self, shard: int, rows: Sequence[int], file: File, count: int) -> list[dict[str, Any]]:
+        """Those rows of a chunk of `count`, in the order asked. All batches but the last have as many rows."""
+        first = self._batch(shard, 0, file)
+        step = max(1, first.num_rows)
+        found: dict[int, dict[str, Any]] = {}
+        for place in sorted({row // step for row in rows}):
+            batch = self._batch(shard, place, file) if place else first
+            expected = min(step, count - place * step)
+            if batch.num_rows != expected:
+                raise StorageError(
+                    f"{file.path}: expected {expected} rows in batch {place} of its Arrow table, got {batch.num_rows}; "
+                    "copy the file anew"
+                )
+            inside = sorted({row for row in rows if row // step == place})
+            values = table_rows(batch, [row - place * step for row in inside], file.path)
+            found.update(zip(inside, values, strict=True))
+        return [dict(found[row]) for row in rows]
+
+    def close(self) -> None:
+        """Forget all batches."""
+        self._batches.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"cache_bytes": self.cache_bytes}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._batches: Held[Any] = Held(self.cache_bytes, lambda table: int(table.nbytes))
+
+    def _batch(self, shard: int, place: int, file: File) -> Any:
+        return self._batches.get((shard, place), lambda: _read_batch(file, place))
+
+
+def _read_batch(file: File, place: int) -> Any:
+    """One record batch as a table; of a stream, which has no directory, the whole table."""
+    pa = optional("pyarrow", "litdata", "a LitData chunk with an Arrow table")
+    size = file.state().size
+    tail = file.read(max(0, size - 12), min(12, size))
+    length = int.from_bytes(tail[:4], "little")
+    if tail[4:] != MAGIC or not 0 < length <= size - 12:
+        raise StorageError(f"{file.path}: expected items, or an Arrow table at its end, found neither; copy it anew")
+    source = pa.PythonFile(RangeFile(file, size - 12 - length, length), mode="r")
+    with arrow_errors(file.path):
+        if file.read(size - 12 - length, len(ARROW_FILE)) != ARROW_FILE:
+            return pa.ipc.open_stream(source).read_all()
+        return pa.Table.from_batches([pa.ipc.open_file(source).get_batch(place)])
