@@ -9,14 +9,18 @@ from io import BytesIO
 
 import numpy as np
 import pytest
+from damage.mutations import with_checksums
 from PIL import Image, ImageOps
 
 from zvl.errors import BadData
 from zvl.image import ImageInfo
 from zvl.images.header import probe
 from zvl.images.parsers import parser_for
+from zvl.images.pixels import decode
 from zvl.images.samples import photo, sample_images
 
+# What Pillow says of damaged TIFF directories and EXIF blocks.
+pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
 FILES = sample_images()
 PARSED = [name for name, data in FILES.items() if parser_for(data)]
 
@@ -134,6 +138,38 @@ def test_a_damaged_exif_block_means_upright(block: bytes) -> None:
     chunk = b"eXIf" + block
     chunk = struct.pack(">I", len(block)) + chunk + struct.pack(">I", zlib.crc32(chunk))
     assert probe(png[:33] + chunk + png[33:]) == ImageInfo("png", 87, 61)
+
+
+@pytest.mark.parametrize("kind", ["WEBP", "AVIF", "PNG", "JPEG"])
+@pytest.mark.parametrize(
+    "damage", [(b"II", b"IX"), (b"*\0\x08\0\0\0", b"*\0\xff\xff\xff\xff"), (b"\x12\1\3\0", b"\x12\1\xee\xee")]
+)
+def test_damage_inside_a_real_exif_block_is_no_error(kind: str, damage: tuple[bytes, bytes]) -> None:
+    exif = Image.Exif()
+    exif.endian = "<"
+    exif[0x010E] = "a description"
+    if kind != "AVIF":  # whose own boxes have the orientation
+        exif[0x0112] = 6
+    block = exif.tobytes()
+    assert damage[0] in block or kind == "AVIF"
+    data = encode(photo(), kind, exif=block)
+    start = data.index(block[6:])
+    data = data[:start] + data[start : start + len(block)].replace(*damage, 1) + data[start + len(block) :]
+    if kind == "PNG":
+        data = with_checksums(data)
+    info = probe(data)
+    assert (info.size, info.orientation) == ((87, 61), 1)
+    assert decode(data, info).shape == (61, 87, 3)
+
+
+@pytest.mark.parametrize("orientation", [0, 9, 255])
+def test_a_senseless_orientation_of_tiff_turns_nothing(orientation: int) -> None:
+    data = encode(photo(), "TIFF", tiffinfo={0x0112: 6})
+    assert probe(data).size == (61, 87)
+    place = data.index(b"\x12\x01\x03\0\1\0\0\0") + 8
+    data = data[:place] + bytes([orientation]) + data[place + 1 :]
+    assert probe(data).size == (87, 61)
+    assert decode(data, probe(data)).shape == (61, 87, 3)
 
 
 @pytest.mark.parametrize("behind", [False, True])

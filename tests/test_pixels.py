@@ -17,6 +17,8 @@ from zvl.images.pixels import Backend, canaries, codec_for, decode, resize
 from zvl.images.samples import photo, sample_images
 from zvl.protocols import Filter, Pixels
 
+# What Pillow says of damaged TIFF directories and EXIF blocks.
+pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
 FILES = sample_images()
 FILTERS: tuple[Filter, ...] = ("nearest", "bilinear", "bicubic", "lanczos")
 SIZES = [(56, 84), (140, 140), (300, 17), (87, 30)]
@@ -55,15 +57,16 @@ def test_errors_name_codec_and_size() -> None:
         decode(data, probe(data), "pilow")
 
 
-def test_running_out_of_memory_is_no_bad_data(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("fault", [MemoryError, UserWarning])
+def test_faults_of_the_process_are_no_bad_data(fault: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     class Hungry:
         formats = frozenset({"png"})
 
         def decode(self, data: bytes, info: ImageInfo) -> Pixels:
-            raise MemoryError
+            raise fault
 
     monkeypatch.setattr(module, "codec_named", lambda name: Hungry())
-    with pytest.raises(MemoryError):
+    with pytest.raises(fault):
         decode(FILES["png"], probe(FILES["png"]))
 
 

@@ -12,6 +12,8 @@ from zvl.images.pixels import decode
 from zvl.images.samples import sample_images
 from zvl_codecs.pillow import Pillow
 
+# What Pillow says of damaged TIFF directories and EXIF blocks.
+pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")
 FILES = sample_images()
 CLIPPED = ("png 16 pillow", "png 16 gray", "png 16 gray clear", "tiff 16", "jpeg2000 16")
 every_file = pytest.mark.parametrize("name", FILES)

@@ -27,9 +27,8 @@ class PyVips:
     Only the loader runs in libvips, with sequential access, which its cache leaves out; what follows is a view or a
     NumPy operation, because every further libvips operation would enter the cache and hold the file's bytes there.
     Files that libvips finds fault with, or whose chunks are damaged or special, are given to the codec `pillow`, whose
-    verdict counts. Other formats are left
-    out: of JPEG libvips lets some damage pass that no other codec does, and it decodes WebP on as many threads as the
-    machine has, whatever the image's own limit says.
+    verdict counts. Other formats are left out: of JPEG libvips lets some damage pass that no other codec does, and it
+    decodes WebP on as many threads as the machine has, whatever the image's own limit says.
     """
 
     formats = frozenset({"png"})

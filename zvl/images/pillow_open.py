@@ -14,6 +14,7 @@ from io import BytesIO
 from typing import TYPE_CHECKING
 
 from zvl.errors import BadData, isolate
+from zvl.images.heif import only
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,11 +38,14 @@ PLUGINS = (
 
 
 def bad_data(reason: str, sentence: str) -> Callable[[Exception], BadData]:
-    """For `zvl.errors.isolate`: what a library raised, as bad data. Running out of memory is the machine's fault, and
-    stays a MemoryError: a run that masked what did not fit would depend on the machine."""
+    """For `zvl.errors.isolate`: what a library raised, as bad data.
+
+    Running out of memory, or a warning that this process makes an error, is no fault of the data and stays what it is:
+    what a run masks must not depend on the machine or on `-W error`.
+    """
 
     def wrap(error: Exception) -> BadData:
-        if isinstance(error, MemoryError):
+        if isinstance(error, MemoryError | Warning):
             raise error
         return BadData(reason, f"{sentence}: {error}")
 
@@ -75,11 +79,22 @@ def open_image(data: bytes) -> tuple[str, Image]:
             raise BadData("format", f"this Pillow cannot read the file: {verdict}")
         if verdict:
             with isolate(bad_data("header", f"damaged {name} header")):
-                return name, plugin(BytesIO(data), "")
+                try:
+                    return name, plugin(BytesIO(data), "")
+                except ValueError as error:
+                    if name != "avif" or "Exif" not in str(error):
+                        raise
+                    return name, plugin(BytesIO(without_exif(data)), "")
     raise BadData(
         "format",
         f"expected an image ({', '.join(name for name, *_ in PLUGINS)}, heif), got bytes that begin with {prefix!r}",
     )
+
+
+def without_exif(data: bytes) -> bytes:
+    """An AVIF whose EXIF, which libavif found damaged and refuses to pass over, has another name."""
+    start, end = only(data, 0, len(data), b"meta")
+    return data[:start] + data[start:end].replace(b"Exif", b"none") + data[end:]
 
 
 def draft(image: Image, divisor: int) -> None:
