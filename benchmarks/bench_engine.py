@@ -13,7 +13,7 @@ import statistics
 import time
 from typing import Any
 
-from _measure import options, report, spread
+from _measure import Clock, Lap, options, report, spread
 
 import zvl
 from zvl.operator import Sample
@@ -36,39 +36,38 @@ def source(rows: int = 4096) -> zvl.Mixture:
     return zvl.Mixture({"rows": zvl.from_rows([{"n": n} for n in range(rows)])}, seed=17)
 
 
-def per_s(pipeline: zvl.Pipeline, workers: int, untimed: int, batches: int) -> float:
-    """Batches a second, once all workers have begun."""
+def run(pipeline: zvl.Pipeline, workers: int, untimed: int, batches: int) -> Lap:
+    """The time of `batches`, once all workers have begun."""
     with pipeline.loader(workers=workers) as loader:
         for _ in range(untimed):
             next(loader)
-        begun = time.perf_counter()
+        clock = Clock()
         for _ in range(batches):
             next(loader)
-        return batches / (time.perf_counter() - begun)
+        return clock.stop()
 
 
 def sleeping(before: bool, lanes: int, batches: int) -> float:
     """Share of what 64 workers can do: a nap for each batch, or for each of its 4 samples while planning."""
     pipeline = zvl.Pipeline(source(), lanes=lanes)
-    if before:
-        pipeline = pipeline.map(nap, parallelism=WORKERS).batch(4)
-        batches //= 4
-    else:
-        pipeline = pipeline.batch(4).map(nap)
-    return per_s(pipeline, WORKERS, batches // 4, batches) * NAP_S / WORKERS * (4 if before else 1)
+    pipeline = pipeline.map(nap, parallelism=WORKERS).batch(4) if before else pipeline.batch(4).map(nap)
+    naps = batches * (4 if before else 1)
+    return naps * NAP_S / WORKERS / run(pipeline, WORKERS, batches // 4, batches).wall
 
 
-def noop_us(workers: int, batches: int, lanes: int = 1) -> float:
-    """Microseconds a sample."""
+def noop_us(batches: int, lanes: int, kind: str) -> float:
+    """Microseconds a sample of `kind` ("wall", "cpu")."""
     pipeline = zvl.Pipeline(source(), lanes=lanes).map(same).batch(64)
-    return 1e6 / (64 * per_s(pipeline, workers, max(4, batches // 10), batches))
+    lap = run(pipeline, 2, max(4, batches // 10), batches)
+    microseconds: float = getattr(lap, kind) / (64 * batches) * 1e6
+    return microseconds
 
 
 def main() -> None:
     given = options(
         __doc__,
         repeats=(5, 1, "repeats"),
-        naps=(2560, 256, "naps in a repeat"),
+        naps=(2560, 128, "batches of 4 in a repeat of naps"),
         batches=(1000, 20, "batches of 64 in a repeat of no-op"),
     )
     cases: dict[str, Any] = {
@@ -76,8 +75,9 @@ def main() -> None:
         "materialise, 32 lanes": lambda: sleeping(False, 32, given.naps),
         "plan, 1 lane": lambda: sleeping(True, 1, given.naps),
         "plan, 16 lanes": lambda: sleeping(True, 16, given.naps),
-        "no-op, 1 lane": lambda: noop_us(2, given.batches),
-        "no-op, 32 lanes": lambda: noop_us(2, given.batches, 32),
+        "no-op, 1 lane": lambda: noop_us(given.batches, 1, "wall"),
+        "no-op, 1 lane, CPU": lambda: noop_us(given.batches, 1, "cpu"),
+        "no-op, 32 lanes, CPU": lambda: noop_us(given.batches, 32, "cpu"),
     }
     found: dict[str, list[float]] = {name: [] for name in cases}
     for _ in range(given.repeats):

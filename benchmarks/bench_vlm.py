@@ -2,7 +2,7 @@
 
     python benchmarks/bench_vlm.py [--json] [--repeats N]
 
-"limit" calls the same kernels (read, probe, tokenize in groups, knapsack, rows, patchify) from one loop with a pool of
+"limit" calls the same kernels (read, probe, tokenize in groups, knapsack, rows, patchify) from one loop over a pool of
 two threads: no lanes, no engine, no state. The subjects run in processes of their own and take turns, a stretch of
 about one pass over the demo's 545 conversations each; ratios are medians over pairs of neighbouring stretches.
 """
@@ -35,18 +35,18 @@ from zvl.operator import Sample
 from zvl.pipeline import make_operator
 from zvl.runners._library_threads import single_threaded
 
-GROUP, CHUNK, IN_FLIGHT = 16, 64, 3
-"""Samples tokenized at once, rows read at once, and batches in the making: as in the loader."""
+GROUP, GROUPS_AHEAD, IN_FLIGHT = 16, 4, 3
+"""Samples tokenized at once, such groups read ahead, and batches in the making: as in the loader."""
 
 
 def limit() -> Generator[Count]:
     """The bare loop."""
-    patchify: Any = make_operator("patchify", processor=demo_processor())
     import torch  # noqa: F401  before the threads, so that each finds it and holds it at one thread
 
+    patchify: Any = make_operator("patchify", processor=demo_processor())
     pool = ThreadPoolExecutor(WORKERS, initializer=single_threaded)
     window: deque[tuple[Any, list[Future[Any]]]] = deque()
-    for batch in plan():
+    for batch in plan(pool):
         state, parts = patchify.begin(batch)
         window.append((state, [pool.submit(patchify.part, state, part) for part in parts]))
         if len(window) > IN_FLIGHT:
@@ -55,26 +55,26 @@ def limit() -> Generator[Count]:
             yield count(done["image_rows"], done["segments"])
 
 
-def plan() -> Iterator[Sample]:
+def plan(pool: ThreadPoolExecutor) -> Iterator[Sample]:
     """Planned batches of the demo's rows, over and over."""
-    processor = demo_processor()
+    processor, dataset = demo_processor(), demo_rows()
     probe: Any = make_operator("probe_images", processor=processor)
     tokenize: Any = make_operator("tokenize_chat", processor=processor)
     pack: Any = make_operator("pack", max_tokens=MAX_TOKENS).start(Rng(0))  # type: ignore[attr-defined]
     stack: Any = make_operator("batch", size=1).start(Rng(0))  # type: ignore[attr-defined]
-    for chunk in chunks():
-        for first in range(0, len(chunk), GROUP):
-            for sample in tokenize.many([probe(sample) for sample in chunk[first : first + GROUP]]):
-                for row in pack.push(sample):
-                    yield from stack.push(row)
 
+    def prepare(shard: int, first: int) -> list[Sample]:
+        rows = dataset.read(shard, range(first, min(first + GROUP, dataset.shard_rows[shard])))
+        return list(tokenize.many([probe({**row, "__key__": ""}) for row in rows]))
 
-def chunks() -> Iterator[list[Sample]]:
-    dataset = demo_rows()
+    groups: deque[Future[list[Sample]]] = deque()
     for shard in itertools.cycle(range(len(dataset.shards))):
-        for first in range(0, dataset.shard_rows[shard], CHUNK):
-            rows = range(first, min(first + CHUNK, dataset.shard_rows[shard]))
-            yield [{**row, "__key__": ""} for row in dataset.read(shard, rows)]
+        for first in range(0, dataset.shard_rows[shard], GROUP):
+            groups.append(pool.submit(prepare, shard, first))
+            if len(groups) > GROUPS_AHEAD:
+                for sample in groups.popleft().result():
+                    for row in pack.push(sample):
+                        yield from stack.push(row)
 
 
 def loader(lanes: int) -> Generator[Count]:
