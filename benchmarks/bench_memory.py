@@ -4,8 +4,8 @@
 
 "a loader an epoch" makes a loader, exhausts and closes it, each time; "one loader" runs all epochs as passes. Each runs
 in a process of its own, and again with one malloc arena for all threads: what grows only without it is memory that the
-C library keeps for threads, what grows with it would be a leak. `bench_vlm.py` shows the peak beside the bare loop's and
-beside the bytes that are stated.
+C library keeps for threads, what grows with it would be a leak. `bench_vlm.py` shows the peak beside the bare loop's
+and beside the bytes that are stated.
 """
 
 from __future__ import annotations
