@@ -1,0 +1,122 @@
+"""500 conversations with pictures, and for every format a writer that stores them with the format's own library.
+
+Two have writers of the tests' own, since their libraries want older versions of what zvl stands on: MDS and LitData.
+
+A format joins `test_formats_agree.py` by one entry in `WRITERS`: a function that writes the shards below a folder and
+returns the path to open. Rows have `id`, `messages` and `images`; shard 0 has the first hundred, and so on.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+from reference.litdata import spec, write_litdata
+from reference.mds import write_mds
+
+__all__ = ["ROWS", "SHARD_ROWS", "WRITERS", "Shards", "corpus"]
+
+ROWS = 500
+SHARD_ROWS = 100
+
+Row = dict[str, Any]
+Shards = Sequence[Sequence[Row]]
+
+
+@functools.cache
+def corpus() -> Shards:
+    """Five shards of a hundred rows: one to three turns, no, one or two small pictures."""
+    rows = [_row(i, random.Random(i)) for i in range(ROWS)]
+    return [rows[start : start + SHARD_ROWS] for start in range(0, ROWS, SHARD_ROWS)]
+
+
+def _row(number: int, rng: random.Random) -> Row:
+    images = [_picture(rng) for _ in range(rng.choice((0, 1, 1, 2)))]
+    marks = [{"type": "image"} for _ in images]
+    messages = [
+        {"role": "user", "content": [*marks, {"type": "text", "text": f"What is row {number}? " * rng.randint(1, 3)}]},
+        {"role": "assistant", "content": [{"type": "text", "text": f"Número {number}, {rng.random()}."}]},
+    ]
+    return {"id": f"r{number:03d}", "messages": messages, "images": images}
+
+
+def _picture(rng: random.Random) -> bytes:
+    width, height = rng.randint(28, 90), rng.randint(28, 90)
+    ramp = np.add.outer(np.arange(height), np.arange(width)) * rng.randint(1, 5)
+    pixels = np.stack([ramp + rng.randint(0, 255) for _ in range(3)], axis=-1).astype(np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, rng.choice(("JPEG", "PNG")))
+    return file.getvalue()
+
+
+def _write_jsonl(folder: Path, shards: Shards) -> str:
+    for number, rows in enumerate(shards):
+        lines = []
+        for row in rows:
+            names = [f"{row['id']}-{i}.img" for i in range(len(row["images"]))]
+            for name, image in zip(names, row["images"], strict=True):
+                (folder / name).write_bytes(image)
+            lines.append(json.dumps({**row, "images": names}) + "\n")
+        (folder / f"{number}.jsonl").write_text("".join(lines))
+    return str(folder)
+
+
+def _write_webdataset(folder: Path, shards: Shards) -> str:
+    import webdataset
+
+    for number, rows in enumerate(shards):
+        with webdataset.TarWriter(str(folder / f"{number}.tar")) as writer:
+            for row in rows:
+                images = {f"{i}.jpg": image for i, image in enumerate(row["images"])}
+                fields = {"id": row["id"], "messages": row["messages"]}
+                writer.write({"__key__": row["id"], "json": fields, **images})
+    return str(folder)
+
+
+def _pack(images: Sequence[bytes]) -> bytes:
+    sizes = np.array([len(images), *map(len, images)], "<u4")
+    return sizes.tobytes() + b"".join(images)
+
+
+def _write_mds(folder: Path, shards: Shards, compression: str | None = None) -> str:
+    stored = [
+        [
+            {
+                "id": row["id"].encode(),
+                "messages": json.dumps(row["messages"]).encode(),
+                "images": bytes(4) + _pack(row["images"]),
+            }
+            for row in rows
+        ]
+        for rows in shards
+    ]
+    return write_mds(folder, stored, {"id": "str", "messages": "json", "images": "list[jpeg]"}, compression)
+
+
+def _write_litdata(folder: Path, shards: Shards, packing: str | None = None) -> str:
+    stored = [
+        [[row["id"].encode(), json.dumps(row["messages"]).encode(), _pack(row["images"])] for row in rows]
+        for rows in shards
+    ]
+    return write_litdata(
+        folder, stored, ["str", "str", "jpeg_array"], spec(["id", "messages", "images"]), packing, frame_rows=32
+    )
+
+
+WRITERS: dict[str, Callable[[Path, Shards], str]] = {
+    "jsonl": _write_jsonl,
+    "webdataset": _write_webdataset,
+    "mds": _write_mds,
+    "mds-zstd": functools.partial(_write_mds, compression="zstd"),
+    "litdata": _write_litdata,
+    "litdata-batch": functools.partial(_write_litdata, packing="batch"),
+    "litdata-chunk": functools.partial(_write_litdata, packing="chunk"),
+}
