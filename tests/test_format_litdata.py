@@ -114,6 +114,14 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         LitData(_simple(tmp_path / "z", "chunk"))
 
 
+def _word(number: int) -> bytes:
+    return struct.pack("<I", number)
+
+
+def _nested(tag: int, *counts: int) -> bytes:
+    return bytes([tag]) + b"".join(map(_word, counts))
+
+
 @pytest.mark.parametrize(
     ("kind", "data", "value"),
     [
@@ -125,6 +133,16 @@ def test_a_missing_library_is_named_with_its_extra(tmp_path: Path, monkeypatch: 
         ("image:png", b"P", b"P"),
         ("pickle", b"cos\n.", b"cos\n."),
         ("json", b'[{"a": 1}]', [{"a": 1}]),
+        ("json", _nested(0, 4) + b'"a" ', "a"),
+        ("json", _nested(1, 2, 1) + b"a" + _word(0), ["a", ""]),
+        ("json", _nested(2, 2) + struct.pack("<2q", -1, 2), [-1, 2]),
+        ("json", _nested(3, 1) + struct.pack("<d", 0.5), [0.5]),
+        ("json", _nested(4, 2) + b"\x01\x00", [True, False]),
+        ("json", _nested(5, 1, 1) + b"k" + _nested(7, 1) + b"v", {"k": "v"}),
+        ("json", _nested(6, 1, 2, 1) + b"a" + _word(1) + b"b\x10\x14\x01", [{"a": None, "b": True}]),
+        ("json", _nested(6, 1, 1, 1) + b"a\x12" + struct.pack("<q", -7), [{"a": -7}]),
+        ("json", b"\x09" + struct.pack("<d", -0.25), -0.25),
+        ("json", b"\x0b", None),
         ("jpeg_array", struct.pack("<3I", 2, 1, 2) + b"abb", [b"a", b"bb"]),
         ("no_header_numpy:1", np.array([1, -2], "<i2").tobytes(), [1, -2]),
         ("no_header_tensor:17", np.array([1, -2], "<i8").tobytes(), [1, -2]),
@@ -160,7 +178,10 @@ def test_nested_rows_keep_their_form(tmp_path: Path) -> None:
         ("str", b"\xff", r"text: .*row 0, leaf 0 \(str\): expected UTF-8"),
         ("int", b"\x01", r"format: .*expected 8 bytes of int64, got 1"),
         ("numpy", b"\x01", r"format: .*cannot be read as an array"),
-        ("json", b"\x05\x00", r"format: .*LitData's own binary form, which zvl cannot read"),
+        ("json", b"\x05\x00", r"format: .*cannot be read as a list or dict: it ends at byte 2, inside a value"),
+        ("json", b"\x0b\x00", r"format: .*1 bytes are left behind the value"),
+        ("json", b"\x0c", r"format: .*unknown tag before byte 1"),
+        ("json", b"\x05\x01\x00\x00\x00\x00\x00\x00\x00" * 5000, r"format: .*recursion"),
     ],
 )
 def test_a_leaf_that_does_not_fit_is_bad_data(tmp_path: Path, kind: str, data: bytes, message: str) -> None:
@@ -175,9 +196,7 @@ def test_a_cut_chunk_is_named(tmp_path: Path, packing: str | None) -> None:
     path = Path(_simple(tmp_path, packing))
     (chunk,) = path.glob("chunk-0-1*")
     chunk.write_bytes(chunk.read_bytes()[:-5])
-    with pytest.raises(
-        StorageError, match=r"chunk-0-1.*(expected \d+ bytes, as index\.json says|damaged zstd|bytes)"
-    ):
+    with pytest.raises(StorageError, match=r"chunk-0-1.*(expected \d+ bytes, as index\.json says|damaged zstd|bytes)"):
         LitData(str(path)).read(1, range(10))
     chunk.write_bytes(b"")
     with pytest.raises(StorageError, match=r"chunk-0-1"):

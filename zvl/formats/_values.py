@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, RecipeError
 from zvl.formats._fields import decode_text
+from zvl.formats._nested import read_nested
 from zvl.formats._rows import parse_json
 
 __all__ = ["Decode", "litdata_decoder", "mds_decoder"]
@@ -38,6 +39,10 @@ LIT_TENSORS = (
     *("float16", "float16", "bfloat16", "uint8", "int8", "int16", "int16", "int32", "int32", "int64", "int64", "bool"),
     "uint16",
 )  # torch knows several types by two names, and LitData counts both
+
+
+MISFITS = (ValueError, IndexError, struct.error, InvalidOperation, OverflowError, MemoryError, RecursionError)
+"""What decoding raises on bytes that are not of their kind."""
 
 
 @lru_cache(maxsize=256)
@@ -72,7 +77,15 @@ def _guard(make: Callable[[], Any], kind: str, where: str) -> Any:
     """What `make` returns; BadData("format") where the bytes do not fit their kind."""
     try:
         return make()
-    except (ValueError, IndexError, struct.error, InvalidOperation, OverflowError, MemoryError) as error:
+    except (
+        ValueError,
+        IndexError,
+        struct.error,
+        InvalidOperation,
+        OverflowError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise BadData("format", f"{where}: cannot be read as {kind}: {error}") from None
 
 
@@ -173,8 +186,9 @@ def _make_png(data: bytes) -> bytes:
 
 
 def _lit_json(data: bytes, where: str) -> Any:
-    if data[:1] and data[0] <= 0x20:
-        raise BadData("format", f"{where}: a list or dict in LitData's own binary form, which zvl cannot read")
+    """Older versions of the library wrote JSON text, which begins above the tags."""
+    if data[:1] and data[0] < 0x20:
+        return _guard(lambda: read_nested(data), "a list or dict", where)
     return parse_json(data, where)
 
 
