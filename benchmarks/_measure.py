@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 from bench_mixture import peak_bytes
 
 import zvl
-from zvl.demo.data import demo_data
-from zvl.demo.tokenizer import qwen_tokenizer
+from zvl_demo.data import demo_data
+from zvl_demo.tokenizer import qwen_tokenizer
 
 __all__ = [
     "MAX_TOKENS",

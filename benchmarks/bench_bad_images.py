@@ -21,7 +21,7 @@ from typing import Any
 from bench_codecs import SIZES, pictures
 
 import zvl
-from zvl.demo.tokenizer import qwen_tokenizer
+from zvl_demo.tokenizer import qwen_tokenizer
 
 BAD = 0.05
 

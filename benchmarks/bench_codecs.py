@@ -27,12 +27,12 @@ import numpy as np
 import torch
 from PIL import Image
 
-from zvl.demo.assets import fetch
 from zvl.images.header import probe
 from zvl.images.options import DecodeOptions
 from zvl.images.pixels import codec_for, codec_named, decode, resize
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
 from zvl.protocols import Pixels
+from zvl_demo.assets import fetch
 
 SIZES = {0.1: (370, 277), 0.3: (640, 480), 1.0: (1180, 885), 5.0: (2592, 1944), 16.0: (4640, 3480)}
 """Size classes: megapixels to width and height."""

@@ -18,11 +18,11 @@ from damage.mutations import mutated
 from PIL import Image
 
 import zvl
+from reference.image_files import noise_png, png_chunk, sample_images
 from zvl.digest import batch_digest, step_digest
 from zvl.errors import BadData
 from zvl.images.header import probe
 from zvl.images.pixels import codec_named, decode
-from zvl.images.samples import noise_png, png_chunk, sample_images
 
 CODECS = tuple(zvl.registry.catalogue("codecs"))
 
@@ -156,7 +156,7 @@ import json, resource, sys, time, tracemalloc
 from pathlib import Path
 from zvl.errors import BadData
 from zvl.images.header import probe
-from zvl.images.samples import sample_images
+from reference.image_files import sample_images
 
 for data in sample_images().values():  # Pillow and its plugins are loaded
     probe(data)

@@ -1,4 +1,4 @@
-"""zvl.demo.assets and zvl.demo.folder."""
+"""zvl_demo.assets and zvl_demo.folder."""
 
 import dataclasses
 import io
@@ -13,10 +13,10 @@ from typing import NoReturn
 
 import pytest
 
-from zvl.demo import assets as module
-from zvl.demo.assets import fetch, pins, unpack
-from zvl.demo.folder import cache_folder, new_folder
 from zvl.errors import RecipeError, StorageError
+from zvl_demo import assets as module
+from zvl_demo.assets import fetch, pins, unpack
+from zvl_demo.folder import cache_folder, new_folder
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_every_package_is_there(assets: Callable[[str], Path]) -> None:
 
 def test_two_processes_fetch_one_package_and_no_other(tmp_path: Path) -> None:
     call = (
-        f"from pathlib import Path; from zvl.demo.assets import fetch; print(fetch('imgaug', Path({str(tmp_path)!r})))"
+        f"from pathlib import Path; from zvl_demo.assets import fetch; print(fetch('imgaug', Path({str(tmp_path)!r})))"
     )
     running = [subprocess.Popen([sys.executable, "-c", call], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     printed = [process.communicate()[0].strip() for process in running]

@@ -1,4 +1,4 @@
-"""zvl.demo.data, photos, pictures and conversations: what the shards hold, and that the answers are true."""
+"""zvl_demo.data, photos, pictures and conversations: what the shards hold, and that the answers are true."""
 
 import hashlib
 import io
@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zvl.demo import data as module
-from zvl.demo.conversations import make_conversation
-from zvl.demo.data import SAMPLES, SHARDS, demo_data
-from zvl.demo.folder import cache_folder
-from zvl.demo.photos import PHOTOS, open_photo
-from zvl.demo.pictures import make_picture
 from zvl.errors import StorageError
 from zvl.hashing import Rng
+from zvl_demo import data as module
+from zvl_demo.conversations import make_conversation
+from zvl_demo.data import SAMPLES, SHARDS, demo_data
+from zvl_demo.folder import cache_folder
+from zvl_demo.photos import PHOTOS, open_photo
+from zvl_demo.pictures import make_picture
 
 Samples = dict[str, dict[str, bytes]]
 

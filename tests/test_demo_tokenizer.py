@@ -1,4 +1,4 @@
-"""zvl.demo.tokenizer, held against the conversion that transformers brings along."""
+"""zvl_demo.tokenizer, held against the conversion that transformers brings along."""
 
 import base64
 import json
@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from zvl.demo import tokenizer as module
-from zvl.demo.tokenizer import ADDED_TOKENS, SPECIAL_TOKENS, read_ranks, split_token
-from zvl.demo.tokenizer import qwen_tokenizer as build
 from zvl.errors import StorageError
+from zvl_demo import tokenizer as module
+from zvl_demo.tokenizer import ADDED_TOKENS, SPECIAL_TOKENS, read_ranks, split_token
+from zvl_demo.tokenizer import qwen_tokenizer as build
 
 SENTENCES = (
     "It's 12345 o'clock, and they'll say: \"we've done it\"!\r\n\r\n  Indented\ttext.   ",

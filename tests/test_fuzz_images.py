@@ -16,8 +16,8 @@ import pytest
 from damage import fuzz
 from damage.mutations import KINDS, mutated
 
+from reference.image_files import sample_images
 from zvl.images.header import probe
-from zvl.images.samples import sample_images
 
 FILES = 600
 

@@ -12,12 +12,12 @@ import pytest
 from damage.mutations import with_checksums
 from PIL import Image, ImageOps
 
+from reference.image_files import photo, sample_images
 from zvl.errors import BadData
 from zvl.image import ImageInfo
 from zvl.images.header import probe
 from zvl.images.parsers import parser_for
 from zvl.images.pixels import decode
-from zvl.images.samples import photo, sample_images
 
 # What Pillow says of damaged TIFF directories and EXIF blocks.
 pytestmark = pytest.mark.filterwarnings("ignore:Corrupt EXIF data:UserWarning")

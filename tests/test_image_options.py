@@ -12,6 +12,7 @@ import pytest
 from PIL import Image, ImageCms
 from transformers.image_transforms import convert_to_rgb
 
+from reference.image_files import photo, sample_images, with_alpha
 from zvl import registry
 from zvl.batch import Segment
 from zvl.errors import RecipeError
@@ -22,7 +23,6 @@ from zvl.images.colour import composite, transform
 from zvl.images.header import probe
 from zvl.images.options import DecodeOptions
 from zvl.images.pixels import canaries, decode, resize
-from zvl.images.samples import photo, sample_images, with_alpha
 from zvl.images.scaling import jpeg_divisor
 from zvl.layouts.qwen2_5_vl import Qwen2_5VL
 from zvl_operators.decode_images import DecodeImages

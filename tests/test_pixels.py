@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
+from reference.image_files import photo, sample_images
 from zvl.errors import BadData, RecipeError, RegistryError
 from zvl.image import ImageInfo
 from zvl.images import pixels as module
 from zvl.images.canaries import canary_images
 from zvl.images.header import probe
 from zvl.images.pixels import Backend, canaries, codec_for, decode, resize
-from zvl.images.samples import photo, sample_images
 from zvl.protocols import Filter, Pixels
 
 # What Pillow says of damaged TIFF directories and EXIF blocks.

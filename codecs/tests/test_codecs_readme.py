@@ -18,7 +18,7 @@ from zvl import registry
 from zvl.errors import BadData
 from zvl.images.header import probe
 from zvl.images.pixels import decode
-from zvl.images.samples import photo, sample_images
+from reference.image_files import photo, sample_images
 
 assert registry.catalogue("codecs")["plainppm"] == "my_codecs.plainppm"
 data = sample_images()["ppm"]

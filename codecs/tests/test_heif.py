@@ -12,12 +12,12 @@ import pillow_heif
 import pytest
 from PIL import Image
 
+from reference.image_files import photo, with_alpha
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImageInfo
 from zvl.images.header import probe
 from zvl.images.options import DecodeOptions
 from zvl.images.pixels import decode
-from zvl.images.samples import photo, with_alpha
 
 
 def heic(image: Image.Image, **options: Any) -> bytes:

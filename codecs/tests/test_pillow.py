@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from PIL import Image, ImageFile, ImageOps
 
+from reference.image_files import sample_images
 from zvl.errors import BadData, RecipeError
 from zvl.images.header import probe
 from zvl.images.pixels import decode
-from zvl.images.samples import sample_images
 from zvl_codecs.pillow import Pillow
 
 # What Pillow says of damaged TIFF directories and EXIF blocks.

@@ -12,10 +12,10 @@ import pytest
 import pyvips
 from PIL import Image
 
+from reference.image_files import photo, sample_images
 from zvl.errors import BadData
 from zvl.images.header import probe
 from zvl.images.pixels import decode
-from zvl.images.samples import photo, sample_images
 from zvl_codecs.pyvips import PyVips
 
 FILES = {name: data for name, data in sample_images().items() if probe(data).format in PyVips.formats}

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from reference.image_files import photo, sample_images
 from zvl.errors import BadData
 from zvl.images.header import probe
 from zvl.images.pixels import codec_named, decode
-from zvl.images.samples import photo, sample_images
 
 FILES = {name: data for name, data in sample_images().items() if name.startswith(("jpeg", "mpo"))}
 FILES = {name: data for name, data in FILES.items() if "2000" not in name}

@@ -11,7 +11,7 @@ from typing import Any
 
 from PIL import Image
 
-from zvl.images.samples import photo, sample_images
+from reference.image_files import photo, sample_images
 
 PACKAGES = ("sigal", "sorl-thumbnail", "piexif", "plone.namedfile", "plone.scale", "filetype")
 SUFFIXES = {".jpg", ".jpeg", ".png", ".gif", ".webp", ".bmp", ".tif", ".tiff", ".avif", ".heic", ".jpx", ".svg", ".pdf"}

@@ -29,11 +29,11 @@ from typing import Any
 
 from damage.corpus import SMALL, asset_files
 from damage.mutations import mutated
+from reference.image_files import photo, sample_images
 from zvl.errors import BadData
 from zvl.image import ImageInfo
 from zvl.images import pixels as kernels
 from zvl.images.header import probe
-from zvl.images.samples import photo, sample_images
 
 MOST_SECONDS = 2.0
 MOST_PIXELS = 4_000_000
@@ -151,7 +151,7 @@ def main() -> None:
     if options.child:
         child(Path(options.child[0]), int(options.child[1]), int(options.child[2]))
         return
-    from zvl.demo.assets import fetch
+    from zvl_demo.assets import fetch
 
     begin = time.perf_counter()
     found = run(base_files(fetch), options.first, options.files, options.processes)

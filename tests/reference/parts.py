@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from zvl.demo.assets import fetch
+from zvl_demo.assets import fetch
 
 __all__ = ["load_tokenizer", "randomised", "template_text"]
 

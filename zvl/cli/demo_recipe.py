@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import zvl_demo
+
 __all__ = ["demo_recipe"]
 
-PACKAGE = Path(__file__).parents[1]
-PACKAGED = PACKAGE / "demo/demo.toml"
+PACKAGE = Path(zvl_demo.__file__).parent
+PACKAGED = PACKAGE / "demo.toml"
 """In an installed wheel."""
-CHECKOUT = PACKAGE.parent / "examples/demo.toml"
+CHECKOUT = PACKAGE.parent / "demo.toml"
 """In a checkout; the wheel's is a copy of it."""
 
 CACHE_IN_RECIPE = "../.cache/zvl"

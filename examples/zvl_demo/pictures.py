@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from zvl.demo.photos import OpenPhoto
 from zvl.hashing import Rng
+from zvl_demo.photos import OpenPhoto
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -15,8 +15,8 @@ from functools import cache as once
 from pathlib import Path, PurePosixPath
 from typing import IO, Literal
 
-from zvl.demo.folder import cache_folder, new_folder
 from zvl.errors import RecipeError, StorageError
+from zvl_demo.folder import cache_folder, new_folder
 
 __all__ = ["Pin", "fetch", "pins"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zvl.demo.pictures import Picture, colour_name, luma
 from zvl.hashing import Rng
+from zvl_demo.pictures import Picture, colour_name, luma
 
 __all__ = ["make_conversation"]
 

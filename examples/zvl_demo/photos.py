@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from zvl.demo.assets import fetch
+from zvl_demo.assets import fetch
 
 if TYPE_CHECKING:
     from PIL import Image

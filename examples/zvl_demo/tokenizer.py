@@ -9,9 +9,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from zvl.demo.assets import fetch
-from zvl.demo.folder import cache_folder, new_folder
 from zvl.errors import StorageError
+from zvl_demo.assets import fetch
+from zvl_demo.folder import cache_folder, new_folder
 
 __all__ = ["ADDED_TOKENS", "SPECIAL_TOKENS", "qwen_tokenizer"]
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from zvl.demo.conversations import make_conversation
-from zvl.demo.folder import cache_folder, new_folder
-from zvl.demo.photos import PHOTOS, OpenPhoto, open_photo
-from zvl.demo.pictures import Picture, make_picture
 from zvl.errors import StorageError
 from zvl.hashing import Rng, hash_ints
+from zvl_demo.conversations import make_conversation
+from zvl_demo.folder import cache_folder, new_folder
+from zvl_demo.photos import PHOTOS, OpenPhoto, open_photo
+from zvl_demo.pictures import Picture, make_picture
 
 __all__ = ["SAMPLES", "SHARDS", "demo_data"]
 
