@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import zlib
@@ -190,7 +191,9 @@ def test_hostile_headers_are_refused_at_no_cost(tmp_path: Path) -> None:
     for number, (data, _) in enumerate(HOSTILE.values()):
         (tmp_path / str(number)).write_bytes(data)
         paths.append(str(tmp_path / str(number)))
-    done = subprocess.run([sys.executable, "-c", MEASURE, *paths], check=True, capture_output=True, text=True)
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parent)}
+    command = [sys.executable, "-c", MEASURE, *paths]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
     for (name, (_, expected)), (sentence, seconds, resident, traced) in zip(
         HOSTILE.items(), json.loads(done.stdout), strict=True
     ):
