@@ -111,7 +111,20 @@ def _write_litdata(folder: Path, shards: Shards, packing: str | None = None) -> 
     )
 
 
+def _write_lance(folder: Path, shards: Shards, nested: bool = True) -> str:
+    """Messages as Arrow structs, or as JSON text."""
+    import lance
+    import pyarrow as pa
+
+    for number, rows in enumerate(shards):
+        stored = rows if nested else [{**row, "messages": json.dumps(row["messages"])} for row in rows]
+        lance.write_dataset(pa.Table.from_pylist(stored), folder / "d.lance", mode="append" if number else "create")
+    return str(folder / "d.lance")
+
+
 WRITERS: dict[str, Callable[[Path, Shards], str]] = {
+    "lance": _write_lance,
+    "lance-json": functools.partial(_write_lance, nested=False),
     "jsonl": _write_jsonl,
     "webdataset": _write_webdataset,
     "mds": _write_mds,

@@ -1,0 +1,273 @@
+"""Lance: datasets that pylance writes, each opened in one version."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from zvl.errors import BadData, RecipeError, StorageError, ZvlError
+from zvl.formats._arrow import table_rows, to_sample
+from zvl.formats._optional import optional
+from zvl.operator import Sample
+from zvl.paths import absolute
+from zvl.storage import store_for
+
+__all__ = ["Lance"]
+
+SUFFIX = ".lance"
+VERSIONS = "_versions"
+PROBED_ROWS = 16
+PLACE_IN_RUST = re.compile(r", /\S+\.rs:\d+:\d+")
+
+
+class Piece(NamedTuple):
+    """A fragment as the manifest describes it. `files` are (name, size in bytes or None where it does not say)."""
+
+    name: str
+    rows: int
+    start: int
+    """Rows of the dataset before its own."""
+    files: tuple[tuple[str, int | None], ...]
+
+
+class Opened(NamedTuple):
+    """What pylance holds open; `fragments` in the order of `pieces`."""
+
+    dataset: Any
+    fragments: tuple[Any, ...]
+    pieces: tuple[Piece, ...]
+    plain: list[str]
+    blobs: list[str]
+    """Columns whose values `take` does not give."""
+
+
+class Lance:
+    """Rows of a Lance dataset: the folder that holds ``_versions``. Needs ``pip install zvl[lance]``.
+
+    A shard is a fragment. Rows that were deleted do not count. The version is pinned: the latest when the dataset is
+    opened, or `version`. What others append, delete or compact meanwhile changes nothing, also in copies of this object
+    in other processes. It is part of the fingerprint, so a run over a dataset that grows names it. A version that was
+    cleaned up raises StorageError.
+
+    Blob columns become bytes, and so do Hugging Face's image structs; `image` becomes `images`, and a `messages` that
+    is text is parsed as JSON. A row comes back as BadData("json"), or ("missing") for an image whose file is absent.
+    pylance does not work in forked processes: those that read are to be spawned.
+    """
+
+    _held: Opened | None
+
+    def __init__(self, path: str, *, on_error: Literal["raise", "drop"] = "raise", version: int | None = None) -> None:
+        if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 1):
+            raise RecipeError(f"expected version to be a whole number from 1, got {version!r}")
+        self.on_error = on_error
+        self.root = absolute(path).rstrip("/")
+        if "://" in self.root:
+            store_for(self.root)  # which schemes work is said in one place
+        opened = _open(self.root, version)
+        self.version = int(opened.dataset.version)
+        self._pieces = opened.pieces
+        self._wake(opened)
+        if "://" not in self.root:
+            _check_files(self.root, opened)
+
+    @staticmethod
+    def sniff(path: str) -> bool:
+        """A folder that holds ``_versions``; of a URL, a name that ends in .lance."""
+        path = absolute(path).rstrip("/")
+        return path.endswith(SUFFIX) if "://" in path else os.path.isdir(os.path.join(path, VERSIONS))
+
+    @property
+    def shards(self) -> Sequence[str]:
+        """``fragment-`` and the fragment's number, sorted."""
+        return tuple(piece.name for piece in self._pieces)
+
+    @cached_property
+    def shard_rows(self) -> npt.NDArray[np.int64]:
+        """Rows of each fragment, without deleted ones, int64, shape (shards,)."""
+        return np.array([piece.rows for piece in self._pieces], np.int64)
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Mean bytes of a row in the data files, or, if more, of the first rows' blobs, which may lie elsewhere."""
+        size = sum(size or 0 for piece in self._pieces for _, size in piece.files)
+        mean = size // max(1, int(self.shard_rows.sum()))
+        opened = self._opened()
+        if opened.blobs and self.shard_rows.any():
+            shard = int(np.argmax(self.shard_rows))
+            rows = range(min(PROBED_ROWS, int(self.shard_rows[shard])))
+            blobs = [blob for name in opened.blobs for blob in _blobs(opened, shard, rows, name, self._where(shard))]
+            mean = max(mean, sum(len(blob or b"") for blob in blobs) // len(rows))
+        return max(1, mean)
+
+    def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+        """Those rows, in the order asked, by one `take`. StorageError if a file is gone or damaged."""
+        count = self._pieces[shard].rows
+        for row in rows:
+            if not 0 <= row < count:
+                raise IndexError(f"expected a row in 0..{count - 1}, got {row}")
+        wanted, where = sorted(set(rows)), self._where(shard)
+        found = dict(zip(wanted, _take(self._opened(), shard, wanted, where), strict=True)) if wanted else {}
+        return [to_sample(dict(found[row]), f"{where} row {row}", self.root) for row in rows]
+
+    def fingerprint(self) -> Any:
+        """The format, the version, and name, bytes, rows and data files of each fragment.
+
+        Lance names files at random: a dataset that was written anew differs, even where its sizes do not.
+        """
+        shards = [
+            [piece.name, sum(size or 0 for _, size in piece.files), piece.rows, [name for name, _ in piece.files]]
+            for piece in self._pieces
+        ]
+        return {"format": "lance", "version": self.version, "shards": shards}
+
+    def close(self) -> None:
+        """Let go of pylance's dataset and its caches; a later read opens the same version again."""
+        with self._lock:
+            self._held = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_held", "_lock")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._wake(None)
+
+    def _wake(self, opened: Opened | None) -> None:
+        self._lock = threading.Lock()
+        self._held = opened
+
+    def _opened(self) -> Opened:
+        """The pinned version; opened again after `close` or in another process."""
+        with self._lock:
+            if self._held is None:
+                opened = _open(self.root, self.version)
+                if opened.pieces != self._pieces:
+                    raise StorageError(
+                        f"{self.root}: version {self.version} is no longer what was opened first: another dataset has "
+                        "been written to its place; restore it, or open the dataset anew"
+                    )
+                self._held = opened
+            return self._held
+
+    def _where(self, shard: int) -> str:
+        return f"{self.root} (version {self.version}), {self._pieces[shard].name}"
+
+
+def _open(root: str, version: int | None) -> Opened:
+    lance = optional("lance", "lance", "the format lance")
+    with _lance_errors(f"cannot open {root} as a Lance dataset", "expected the folder that holds _versions, undamaged"):
+        dataset = lance.dataset(root)
+    if version is not None and dataset.version != version:
+        with _lance_errors(f"{root}: cannot list its versions", "copy the folder anew"):
+            versions = [entry["version"] for entry in dataset.versions()]
+        if version not in versions:
+            raise StorageError(
+                f"{root}: version {version} is gone, or never was; there are {_spans(versions)}; "
+                "name one of these, and a tag in Lance keeps a version from being cleaned up"
+            )
+        with _lance_errors(f"cannot open version {version} of {root}", "copy the folder anew"):
+            dataset = lance.dataset(root, version=version)
+    with _lance_errors(f"{root}: cannot read the manifest of version {dataset.version}", "copy the folder anew"):
+        return _describe(dataset)
+
+
+def _describe(dataset: Any) -> Opened:
+    pairs, start = [], 0
+    for fragment in dataset.get_fragments():
+        rows = int(fragment.count_rows())
+        files = tuple((file.path, file.file_size_bytes) for file in fragment.data_files())
+        pairs.append((Piece(f"fragment-{fragment.fragment_id:06d}", rows, start, files), fragment))
+        start += rows
+    pairs.sort(key=lambda pair: pair[0].name)
+    names = {name: _is_blob(dataset.schema.field(name)) for name in dataset.schema.names}
+    return Opened(
+        dataset,
+        tuple(fragment for _, fragment in pairs),
+        tuple(piece for piece, _ in pairs),
+        [name for name, blob in names.items() if not blob],
+        [name for name, blob in names.items() if blob],
+    )
+
+
+def _is_blob(field: Any) -> bool:
+    """By Lance's mark on the column, or its extension type."""
+    marked = (field.metadata or {}).get(b"lance-encoding:blob") == b"true"
+    return marked or getattr(field.type, "extension_name", "").startswith("lance.blob")
+
+
+def _take(opened: Opened, shard: int, rows: list[int], where: str) -> list[dict[str, Any]]:
+    """Those rows, rising and each once, as dicts."""
+    found: list[dict[str, Any]] = [{} for _ in rows]
+    if opened.plain:
+        with _lance_errors(f"{where}: cannot be read", _READ_ADVICE):
+            table = opened.fragments[shard].take(rows, columns=opened.plain)
+        found = table_rows(table, range(len(rows)), where)
+    for name in opened.blobs:
+        for values, blob in zip(found, _blobs(opened, shard, rows, name, where), strict=True):
+            values[name] = blob
+    return found
+
+
+def _blobs(opened: Opened, shard: int, rows: Sequence[int], column: str, where: str) -> list[bytes | None]:
+    """A blob column of those rows; pylance counts them over the whole dataset."""
+    start = opened.pieces[shard].start
+    with _lance_errors(f"{where}: cannot read the blobs of {column!r}", _READ_ADVICE):
+        pairs = opened.dataset.read_blobs(column, indices=[start + row for row in rows], preserve_order=True)
+    return [blob for _, blob in pairs]
+
+
+def _check_files(root: str, opened: Opened) -> None:
+    """Look at all sizes, so that what is cut is found now; a shallow clone's files lie in another folder, its base."""
+    for fragment in opened.fragments:
+        for file in fragment.data_files():
+            path = os.path.join(root, "data", file.path)
+            if file.base_id is not None:
+                continue
+            try:
+                found = os.stat(path).st_size
+            except OSError as error:
+                raise StorageError(
+                    f"cannot look at {path}: {error.strerror}, and the manifest lists it; copy the folder anew"
+                ) from error
+            if file.file_size_bytes is not None and found != file.file_size_bytes:
+                raise StorageError(
+                    f"{path}: expected {file.file_size_bytes} bytes, as the manifest says, found {found}; "
+                    "copy the file anew"
+                )
+
+
+def _spans(versions: Sequence[int]) -> str:
+    """The numbers in few words.
+
+    >>> _spans([1, 2, 3, 7])
+    'versions 1..3, 7'
+    """
+    groups: list[list[int]] = []
+    for version in sorted(versions):
+        if groups and groups[-1][-1] == version - 1:
+            groups[-1][1:] = [version]
+        else:
+            groups.append([version])
+    return "versions " + ", ".join("..".join(map(str, group)) for group in groups)
+
+
+_READ_ADVICE = "a file is damaged, or the version was cleaned up: copy the folder anew, or open another version"
+
+
+@contextmanager
+def _lance_errors(what: str, advice: str) -> Iterator[None]:
+    """What pylance raises, as StorageError, without the places in its own source."""
+    try:
+        yield
+    except ZvlError:
+        raise
+    except (OSError, ValueError, RuntimeError, KeyError) as error:
+        raise StorageError(f"{what}: {PLACE_IN_RUST.sub('', str(error))}; {advice}") from error
