@@ -122,10 +122,40 @@ def _write_lance(folder: Path, shards: Shards, nested: bool = True) -> str:
     return str(folder / "d.lance")
 
 
+def _structs(row: Row) -> list[Row]:
+    return [{"bytes": image, "path": None} for image in row["images"]]
+
+
+def _write_parquet(folder: Path, shards: Shards) -> str:
+    """Images as Hugging Face's structs, messages as text; row groups that do not meet the chunks' borders."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    for number, rows in enumerate(shards):
+        stored = [{**row, "messages": json.dumps(row["messages"]), "images": _structs(row)} for row in rows]
+        pq.write_table(pa.Table.from_pylist(stored), folder / f"{number}.parquet", row_group_size=30)
+    return str(folder)
+
+
+def _write_hf(folder: Path, shards: Shards) -> str:
+    """Messages as lists of structs, in which every part has both keys."""
+    import datasets
+
+    text = datasets.Value("string")
+    message = {"role": text, "content": [{"type": text, "text": text}]}
+    features = datasets.Features({"id": text, "messages": [message], "images": [datasets.Image()]})
+    rows = [{**row, "images": _structs(row)} for shard in shards for row in shard]
+    datasets.disable_progress_bars()
+    datasets.Dataset.from_list(rows, features=features).save_to_disk(str(folder), num_shards=len(shards))
+    return str(folder)
+
+
 WRITERS: dict[str, Callable[[Path, Shards], str]] = {
     "lance": _write_lance,
     "lance-json": functools.partial(_write_lance, nested=False),
+    "hf": _write_hf,
     "jsonl": _write_jsonl,
+    "parquet": _write_parquet,
     "webdataset": _write_webdataset,
     "mds": _write_mds,
     "mds-zstd": functools.partial(_write_mds, compression="zstd"),

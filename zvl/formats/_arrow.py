@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError, ZvlError
 from zvl.formats._fields import canonical, without_nulls
@@ -16,7 +19,7 @@ from zvl.storage import File
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["RangeFile", "arrow_errors", "runs", "table_rows", "to_sample"]
+__all__ = ["RangeFile", "arrow_errors", "pick", "runs", "table_rows", "to_sample"]
 
 
 class RangeFile(io.RawIOBase):
@@ -58,7 +61,7 @@ class RangeFile(io.RawIOBase):
 
 
 @contextmanager
-def arrow_errors(where: str, advice: str = "copy the file anew") -> Iterator[None]:
+def arrow_errors(where: str, kind: str = "Arrow") -> Iterator[None]:
     """What pyarrow raises on damaged files, as StorageError."""
     pa = optional("pyarrow", "parquet", "reading Arrow tables")
     try:
@@ -66,7 +69,7 @@ def arrow_errors(where: str, advice: str = "copy the file anew") -> Iterator[Non
     except ZvlError:
         raise
     except (pa.ArrowException, OSError, ValueError, IndexError, OverflowError) as error:
-        raise StorageError(f"{where}: cannot be read as Arrow's: {error}; {advice}") from error
+        raise StorageError(f"{where}: cannot be read as {kind}: {error}; copy the file anew") from error
 
 
 def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
@@ -80,6 +83,27 @@ def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
         if i == len(rows) or rows[i] != rows[i - 1] + 1:
             yield rows[start], i - start
             start = i
+
+
+def pick(
+    first: npt.NDArray[np.int64], rows: Sequence[int], load: Callable[[int], pa.Table], where: str
+) -> list[dict[str, Any]]:
+    """Those rows of a file in pieces, in the order asked; `load` gets each piece that has some of them, once.
+
+    `first` holds the number of rows before each piece, and at the end of all. IndexError for rows out of range.
+    """
+    count = int(first[-1])
+    for row in rows:
+        if not 0 <= row < count:
+            raise IndexError(f"expected a row in 0..{count - 1}, got {row}")
+    found: dict[int, dict[str, Any]] = {}
+    wanted = np.unique(np.asarray(rows, np.int64))
+    places = np.searchsorted(first, wanted, side="right") - 1
+    for place in np.unique(places).tolist():
+        numbers = wanted[places == place]
+        values = table_rows(load(place), (numbers - first[place]).tolist(), where)
+        found.update(zip(numbers.tolist(), values, strict=True))
+    return [dict(found[row]) for row in rows]
 
 
 def table_rows(table: pa.Table, rows: Sequence[int], where: str) -> list[dict[str, Any]]:

@@ -23,12 +23,9 @@ from zvl.formats._packing import unpack
 from zvl.paths import FileState, absolute
 from zvl.storage import File, read_ranges, store_for
 
-__all__ = ["CACHE_BYTES", "INDEX", "Chunks", "Packing", "Piece", "Table", "peek"]
+__all__ = ["INDEX", "Chunks", "Packing", "Piece", "Table", "peek"]
 
 INDEX = "index.json"
-CACHE_BYTES = 512 << 20
-"""Unpacked bytes that a compressed dataset keeps, by default."""
-
 TABLE_BYTES = 64 << 20
 """Offsets kept in memory per dataset."""
 

@@ -8,7 +8,10 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
-__all__ = ["Held"]
+__all__ = ["CACHE_BYTES", "Held"]
+
+CACHE_BYTES = 512 << 20
+"""Unpacked bytes that a dataset keeps, by default."""
 
 V = TypeVar("V")
 

@@ -13,8 +13,9 @@ import numpy.typing as npt
 from zvl.errors import BadData, RecipeError, StorageError
 from zvl.formats._arrow import to_sample
 from zvl.formats._arrow_footer import Footers
-from zvl.formats._chunks import CACHE_BYTES, Chunks, Packing, Piece, peek
+from zvl.formats._chunks import Chunks, Packing, Piece, peek
 from zvl.formats._fields import canonical
+from zvl.formats._held import CACHE_BYTES
 from zvl.formats._packing import check_codec
 from zvl.formats._values import litdata_decoder
 from zvl.operator import Sample

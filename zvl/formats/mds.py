@@ -10,8 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import BadData, RecipeError, StorageError
-from zvl.formats._chunks import CACHE_BYTES, Chunks, Piece, peek
+from zvl.formats._chunks import Chunks, Piece, peek
 from zvl.formats._fields import canonical
+from zvl.formats._held import CACHE_BYTES
 from zvl.formats._packing import check_codec
 from zvl.formats._values import Decode, mds_decoder
 from zvl.operator import Sample

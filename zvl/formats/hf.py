@@ -1,0 +1,200 @@
+"""Folders that Hugging Face's `datasets` wrote with `save_to_disk`: Arrow streams."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+from collections.abc import Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from zvl.errors import BadData, RecipeError, StorageError
+from zvl.formats._arrow import arrow_errors, pick, to_sample
+from zvl.formats._arrow_stream import index_stream
+from zvl.formats._held import CACHE_BYTES, Held
+from zvl.formats._index import Kind, Shards
+from zvl.formats._optional import optional
+from zvl.operator import Sample
+from zvl.paths import absolute
+from zvl.storage import File, store_for
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Hf"]
+
+STATE = "state.json"
+SPLITS = "dataset_dict.json"
+MAPPINGS = 64
+"""Files that are mapped at a time."""
+
+
+class Hf:
+    """Rows of a dataset saved by `datasets` (``Dataset.save_to_disk``, ``DatasetDict.save_to_disk``): its Arrow files
+    are the shards. Needs ``pip install zvl[hf]``, and no `datasets`.
+
+    A column is a field. Images stay undecoded: their structs become bytes, read from `path` where they were not
+    embedded; an `image` becomes `images`, a `messages` that is text is parsed as JSON, and nulls that stand for absent
+    keys in it are dropped. `split` names one of a DatasetDict's, and may be left out where there is only one.
+
+    Local files are mapped into memory, and only what is asked for is read. Of remote ones, whole record batches are,
+    and up to `cache_bytes` of them are kept.
+
+    A row comes back as BadData: "json", or "missing" for an image without bytes whose file does not exist.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        on_error: Literal["raise", "drop"] = "raise",
+        split: str | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> None:
+        _pyarrow()
+        if cache_bytes < 0:
+            raise RecipeError(f"expected cache_bytes of at least 0, got {cache_bytes}")
+        self.on_error = on_error
+        self.cache_bytes = cache_bytes
+        self.folder = _split_folder(absolute(path).rstrip("/"), split)
+        names = _data_files(self.folder)
+        self._shards = Shards(self.folder, Kind("hf", 1, names, index_stream))
+        if self._shards.names != names:
+            missing = sorted(set(names) - set(self._shards.names))
+            raise StorageError(f"{self.folder}/{STATE} lists {', '.join(missing)}, which is not there; copy it there")
+        self._wake()
+
+    @staticmethod
+    def sniff(path: str) -> bool:
+        """A local folder with state.json and an Arrow file, or with dataset_dict.json."""
+        folder = absolute(path)
+        if "://" in folder or not os.path.isdir(folder):
+            return False
+        names = os.listdir(folder) if os.access(folder, os.R_OK) else []
+        return SPLITS in names or (STATE in names and any(name.endswith(".arrow") for name in names))
+
+    @property
+    def shards(self) -> Sequence[str]:
+        """The files' names, sorted."""
+        return self._shards.names
+
+    @property
+    def shard_rows(self) -> npt.NDArray[np.int64]:
+        """Rows of each file, int64, shape (shards,)."""
+        return self._shards.rows
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Mean bytes of a row."""
+        return max(1, int(self._shards.sizes.sum()) // max(int(self.shard_rows.sum()), 1))
+
+    def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+        """Those rows, in the order asked. StorageError if the file changed."""
+        first = self._shards.table(shard)["first"]
+        path = self._shards.path(shard)
+        with self._shards.open(shard) as file:
+            found = pick(first, rows, lambda batch: self._batch(shard, batch, file), path)
+        return [to_sample(row, f"{path} row {number}", self.folder) for row, number in zip(found, rows, strict=True)]
+
+    def fingerprint(self) -> Any:
+        """The format, and name, size in bytes and rows of each file."""
+        return {"format": "hf", "shards": self._shards.fingerprint()}
+
+    def close(self) -> None:
+        """Release descriptors, mappings and batches; a later read opens anew."""
+        self._shards.close()
+        self._mapped.clear()
+        self._batches.clear()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_mapped", "_batches")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._wake()
+
+    def _wake(self) -> None:
+        self._mapped: Held[Any] = Held(MAPPINGS, lambda _: 1)
+        self._batches: Held[Any] = Held(self.cache_bytes, lambda table: int(table.nbytes))
+
+    def _batch(self, shard: int, batch: int, file: File) -> pa.Table:
+        table = self._shards.table(shard)
+        start, size = int(table["start"][batch]), int(table["size"][batch])
+        schema = table["schema"].tobytes()
+        if hasattr(file, "fd"):
+            whole = self._mapped.get(shard, lambda: _map(file))
+            return _parse(whole.slice(start, size), schema, file.path)
+        return self._batches.get((shard, batch), lambda: _parse(file.read(start, size), schema, file.path))
+
+
+def _pyarrow() -> Any:
+    return optional("pyarrow", "hf", "the format hf")
+
+
+def _map(file: Any) -> Any:
+    """The file in memory, as pyarrow's buffer. The file was looked at just before: one that is cut is never mapped."""
+    try:
+        mapping = mmap.mmap(file.fd, 0, access=mmap.ACCESS_READ)
+    except (OSError, ValueError) as error:
+        raise StorageError(f"cannot map {file.path} into memory: {error}") from error
+    return _pyarrow().py_buffer(mapping)
+
+
+def _parse(message: Any, schema: bytes, path: str) -> pa.Table:
+    """A record batch from its message; of mapped files nothing is copied."""
+    pa = _pyarrow()
+    with arrow_errors(path):
+        read = pa.ipc.read_schema(pa.py_buffer(schema))
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), read)
+        return pa.Table.from_batches([batch])
+
+
+def _split_folder(folder: str, split: str | None) -> str:
+    """The folder of one split; `folder` itself where it holds a dataset without splits."""
+    saved = _read_json(f"{folder}/{SPLITS}")
+    if saved is None:
+        if split is not None:
+            raise RecipeError(f"{folder} has no splits (no {SPLITS}): leave out split={split!r}")
+        return folder
+    splits = saved.get("splits") if isinstance(saved, dict) else None
+    if not isinstance(splits, list) or not splits:
+        raise StorageError(f"{folder}/{SPLITS}: expected a list of splits, got {saved!r:.80}")
+    if split is None and len(splits) == 1:
+        split = splits[0]
+    if split not in splits:
+        raise RecipeError(f"{folder} has the splits {', '.join(splits)}: name one with split=..., got {split!r}")
+    return f"{folder}/{split}"
+
+
+def _data_files(folder: str) -> tuple[str, ...]:
+    """The names that state.json lists, sorted: the folder may hold cache files beside them."""
+    state = _read_json(f"{folder}/{STATE}")
+    if state is None:
+        raise StorageError(f"{folder}: expected a folder that save_to_disk wrote, found no {STATE} in it")
+    try:
+        names = tuple(sorted(entry["filename"] for entry in state["_data_files"]))
+    except (KeyError, TypeError) as error:
+        raise StorageError(f"{folder}/{STATE}: expected a list of files under '_data_files' ({error!r})") from error
+    if state.get("_indices_files") or state.get("_indices_data_files"):
+        raise RecipeError(f"{folder} was saved by a datasets that kept indices beside the rows: save it anew")
+    return names
+
+
+def _read_json(path: str) -> Any:
+    """The JSON of a small file; None where there is no such file."""
+    store = store_for(path)
+    try:
+        if "://" not in path and not os.path.lexists(path):
+            return None
+        with store.open(path) as file:
+            data = file.read(0, file.state().size)
+    finally:
+        store.close()
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise StorageError(f"{path}: expected JSON in UTF-8: {error}; copy the file anew") from error
