@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from reference.example import example
 from reference.litdata import spec, write_litdata
 from reference.mds import write_mds
 
@@ -150,7 +151,20 @@ def _write_hf(folder: Path, shards: Shards) -> str:
     return str(folder)
 
 
+def _write_arrayrecord(folder: Path, shards: Shards) -> str:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    for number, rows in enumerate(shards):
+        writer = ArrayRecordWriter(str(folder / f"c.array_record-{number:05d}-of-{len(shards):05d}"), "group_size:1")
+        for row in rows:
+            messages = json.dumps(row["messages"]).encode()
+            writer.write(example({"id": [row["id"].encode()], "messages": [messages], "images": row["images"]}))
+        writer.close()
+    return str(folder)
+
+
 WRITERS: dict[str, Callable[[Path, Shards], str]] = {
+    "arrayrecord": _write_arrayrecord,
     "lance": _write_lance,
     "lance-json": functools.partial(_write_lance, nested=False),
     "hf": _write_hf,
