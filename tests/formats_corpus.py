@@ -123,6 +123,21 @@ def _write_lance(folder: Path, shards: Shards, nested: bool = True) -> str:
     return str(folder / "d.lance")
 
 
+def _write_folder(folder: Path, shards: Shards) -> str:
+    """A metadata.jsonl in each of five folders, with the images below it."""
+    for number, rows in enumerate(shards):
+        below = folder / str(number)
+        (below / "images").mkdir(parents=True)
+        lines = []
+        for row in rows:
+            names = [f"images/{row['id']}-{i}.jpg" for i in range(len(row["images"]))]
+            for name, image in zip(names, row["images"], strict=True):
+                (below / name).write_bytes(image)
+            lines.append(json.dumps({"id": row["id"], "file_names": names, "messages": row["messages"]}) + "\n")
+        (below / "metadata.jsonl").write_text("".join(lines))
+    return str(folder)
+
+
 def _structs(row: Row) -> list[Row]:
     return [{"bytes": image, "path": None} for image in row["images"]]
 
@@ -167,6 +182,7 @@ WRITERS: dict[str, Callable[[Path, Shards], str]] = {
     "arrayrecord": _write_arrayrecord,
     "lance": _write_lance,
     "lance-json": functools.partial(_write_lance, nested=False),
+    "folder": _write_folder,
     "hf": _write_hf,
     "jsonl": _write_jsonl,
     "parquet": _write_parquet,

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError
+from zvl.formats._imagefolder import is_imagefolder
 from zvl.formats._index import Kind, Shards, Table
 from zvl.formats._rows import load_images, parse_json
 from zvl.operator import Sample
-from zvl.paths import looks_like
+from zvl.paths import absolute, looks_like
 from zvl.storage import File, read_ranges
 
 __all__ = ["Jsonl"]
@@ -41,8 +42,12 @@ class Jsonl:
 
     @staticmethod
     def sniff(path: str) -> bool:
-        """By the suffix: .jsonl or .ndjson."""
-        return looks_like(path, SUFFIXES)
+        """By the suffix: .jsonl or .ndjson; but not a folder of images whose only such file is their metadata.jsonl."""
+        return looks_like(path, SUFFIXES) and not is_imagefolder(absolute(path))
+
+    def path(self, shard: int) -> str:
+        """The file's full path."""
+        return self._shards.path(shard)
 
     @property
     def shards(self) -> Sequence[str]:

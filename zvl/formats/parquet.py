@@ -13,10 +13,11 @@ import numpy.typing as npt
 from zvl.errors import BadData, RecipeError
 from zvl.formats._arrow import RangeFile, arrow_errors, pick, to_sample
 from zvl.formats._held import CACHE_BYTES, Held
+from zvl.formats._imagefolder import is_imagefolder
 from zvl.formats._index import Kind, Shards
 from zvl.formats._optional import optional
 from zvl.operator import Sample
-from zvl.paths import looks_like
+from zvl.paths import absolute, looks_like
 from zvl.storage import File
 
 if TYPE_CHECKING:
@@ -64,8 +65,8 @@ class Parquet:
 
     @staticmethod
     def sniff(path: str) -> bool:
-        """By the suffix: .parquet."""
-        return looks_like(path, SUFFIXES)
+        """By the suffix: .parquet; but not a folder of images whose only such file is their metadata.parquet."""
+        return looks_like(path, SUFFIXES) and not is_imagefolder(absolute(path))
 
     @property
     def shards(self) -> Sequence[str]:
