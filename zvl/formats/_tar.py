@@ -108,8 +108,8 @@ def _parse(head: bytes, path: str, offset: int) -> tuple[str, int, int]:
     except ValueError:
         size = expected = -1
     total = sum(head) - sum(checksum) + 8 * ord(" ")
-    # Some old archives hold the sum of signed bytes.
-    if size < 0 or (expected != total and expected != total - 256 * sum(byte > 127 for byte in head)):
+    high = sum(byte > 127 for byte in head) - sum(byte > 127 for byte in checksum)
+    if size < 0 or expected not in (total, total - 256 * high):  # some old archives hold the sum of signed bytes
         raise StorageError(
             f"{path} is damaged: expected a tar header at offset {offset}, its checksum does not hold; write it again"
             if offset
