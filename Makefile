@@ -23,7 +23,7 @@ demo: setup
 	$(BIN)/zvl demo
 
 test: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -q -n auto
 
 # Ten times the mutated pictures of the tests; SEED=N tries others.
 SEED ?= 1000000
@@ -46,7 +46,7 @@ test-wheel: setup
 	$(WHEEL)/venv/bin/python -m pip install --quiet --no-deps $(WHEEL)/*.whl
 	cp -r tests operators codecs conftest.py pyproject.toml examples $(WHEEL)/run/
 	rm -rf $(WHEEL)/run/operators/zvl_operators $(WHEEL)/run/codecs/zvl_codecs
-	cd $(WHEEL)/run && ZVL_CACHE=$(abspath .cache/zvl) $(WHEEL)/venv/bin/python -m pytest -q $(WHEEL_TESTS)
+	cd $(WHEEL)/run && ZVL_CACHE=$(abspath .cache/zvl) $(WHEEL)/venv/bin/python -m pytest -q -n auto $(WHEEL_TESTS)
 
 bench: setup
 	$(BIN)/python benchmarks/bench_vlm.py
