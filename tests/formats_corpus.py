@@ -178,7 +178,17 @@ def _write_arrayrecord(folder: Path, shards: Shards) -> str:
     return str(folder)
 
 
+def _write_vortex(folder: Path, shards: Shards) -> str:
+    import pyarrow as pa
+    import vortex
+
+    for number, rows in enumerate(shards):
+        vortex.io.write(pa.Table.from_pylist(rows).to_reader(), str(folder / f"{number}.vortex"))
+    return str(folder)
+
+
 WRITERS: dict[str, Callable[[Path, Shards], str]] = {
+    "vortex": _write_vortex,
     "arrayrecord": _write_arrayrecord,
     "lance": _write_lance,
     "lance-json": functools.partial(_write_lance, nested=False),
