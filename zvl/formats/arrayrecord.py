@@ -70,12 +70,10 @@ class ArrayRecord:
     @staticmethod
     def sniff(path: str) -> bool:
         """By the names: ``*.array_record``, ``*.arrayrecord``, ``*.array_record-00000-of-00002``."""
-        if NAME.search(path):
+        if NAME.search(path) or looks_like(path, SUFFIXES):
             return True
         folder = absolute(path)
-        if os.path.isdir(folder) and os.access(folder, os.R_OK):
-            return any(NAME.search(name) for name in os.listdir(folder))
-        return looks_like(path, SUFFIXES)
+        return os.path.isdir(folder) and any(NAME.search(name) for name in os.listdir(folder))
 
     @property
     def shards(self) -> Sequence[str]:
