@@ -30,6 +30,7 @@ from zvl.pipeline import Pipeline
 from zvl.protocols import Runner
 from zvl.reader import ReadAhead, read_lane, read_rows
 from zvl.runners import check_runner, make_runner
+from zvl.runners._native import give_back_memory
 
 __all__ = ["GROUP", "Loader", "own_lanes", "window_size"]
 
@@ -200,6 +201,7 @@ class Loader:
         self._finished = True
         if self._engine is not None:
             _end(self._engine, self._runners)
+            give_back_memory()
         self._ledger.close()
 
     def _start(self) -> Engine:

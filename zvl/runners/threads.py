@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from zvl.runners._library_threads import single_threaded
+from zvl.runners._native import single_threaded
 from zvl.runners._settle import settle
 
 __all__ = ["ThreadRunner"]

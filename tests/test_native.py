@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from zvl.runners._library_threads import single_threaded
+from zvl.runners._native import single_threaded
 
 
 def in_new_thread(call: Callable[[], int]) -> int:
@@ -62,7 +62,7 @@ def test_holds_a_thread_that_never_asked_pytorch_before() -> None:
 
 def test_does_not_import_torch() -> None:
     code = (
-        "import sys; from zvl.runners._library_threads import single_threaded as s; s(); print('torch' in sys.modules)"
+        "import sys; from zvl.runners._native import single_threaded as s; s(); print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == "False\n"

@@ -1,4 +1,4 @@
-"""Holds the thread counts of libraries at one in the calling thread, and in no other.
+"""What the loader asks of native libraries: one thread each in its workers, and unused memory back when they end.
 
 Workers are parallel among themselves; a library that starts threads of its own in each of them only adds switching.
 `torch.set_num_threads` is no help: it changes a number that every later thread inherits, the trainer's too. OpenMP
@@ -10,7 +10,7 @@ from __future__ import annotations
 import ctypes
 import sys
 
-__all__ = ["single_threaded"]
+__all__ = ["give_back_memory", "single_threaded"]
 
 
 def single_threaded() -> None:
@@ -26,3 +26,13 @@ def single_threaded() -> None:
     library = ctypes.CDLL(torch._C.__file__)  # finds the OpenMP that PyTorch itself is linked to
     if hasattr(library, "omp_set_num_threads"):
         library.omp_set_num_threads(1)
+
+
+def give_back_memory() -> None:
+    """Let glibc return to the system what it kept for threads that have ended; nothing with another C library.
+
+    It keeps some 300 MB after a loader's threads, and the next loader's threads would not use them.
+    """
+    library = ctypes.CDLL(None)
+    if hasattr(library, "malloc_trim"):
+        library.malloc_trim(0)
