@@ -33,7 +33,7 @@ from zvl.explain import memory
 from zvl.hashing import Rng
 from zvl.operator import Sample
 from zvl.pipeline import make_operator
-from zvl.runners._library_threads import single_threaded
+from zvl.runners._native import single_threaded
 
 GROUP, GROUPS_AHEAD, IN_FLIGHT = 16, 4, 3
 """Samples tokenized at once, such groups read ahead, and batches in the making: as in the loader."""
