@@ -1,13 +1,16 @@
 import json
 import os
 import pickle
+import random
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import datasets
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -134,6 +137,44 @@ def test_a_damaged_file_is_named(tmp_path: Path, damage: Any, message: str) -> N
     data = file.read_bytes().removesuffix(b"\xff\xff\xff\xff\0\0\0\0")
     file.write_bytes(damage(data))
     with pytest.raises(StorageError, match=message):
+        Hf(str(path))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_damage_of_any_byte_is_an_error_or_unseen(tmp_path: Path, seed: int) -> None:
+    """pyarrow reads a batch without a look at its offsets: unchecked ones would end the process."""
+    path = Path(_numbers(tmp_path / "d", 60))
+    (file,) = path.glob("data-*.arrow")
+    data = bytearray(file.read_bytes())
+    rng = random.Random(seed)
+    for _ in range(3):
+        data[rng.randrange(len(data))] ^= rng.randint(1, 255)
+    file.write_bytes(data)
+    with suppress(StorageError):
+        dataset = Hf(str(path))
+        assert len(dataset.read(0, range(int(dataset.shard_rows[0])))) == dataset.shard_rows[0]
+
+
+def test_an_offset_that_points_outside_is_found(tmp_path: Path) -> None:
+    path = Path(_numbers(tmp_path / "d", 60))
+    (file,) = path.glob("data-*.arrow")
+    offsets = np.cumsum([0, *range(60)]).astype("<i4").tobytes()
+    wrong = bytearray(offsets)
+    wrong[40:44] = b"\xff\xff\xff\x7f"
+    data = file.read_bytes()
+    assert data.count(offsets) == 1
+    file.write_bytes(data.replace(offsets, wrong))
+    with pytest.raises(StorageError, match=r"arrow: cannot be read as Arrow: .*offset"):
+        Hf(str(path)).read(0, range(60))
+
+
+def test_a_row_count_that_cannot_be_is_found(tmp_path: Path) -> None:
+    path = Path(_numbers(tmp_path / "d", 60))
+    (file,) = path.glob("data-*.arrow")
+    data = file.read_bytes()
+    count = (60).to_bytes(8, "little")
+    file.write_bytes(data.replace(count, (1 << 50).to_bytes(8, "little")))
+    with pytest.raises(StorageError, match=r"a damaged message at byte \d+: 1125899906842624 rows in \d+ bytes"):
         Hf(str(path))
 
 

@@ -225,6 +225,7 @@ def test_damage_inside_a_packed_chunk_is_named(tmp_path: Path, packing: str) -> 
         ({"compression_level": "file"}, r"expected compression_level chunk, batch or sample, got 'file'"),
         ({"data_format": ["graph"]}, r"no decoder for LitData's 'graph'; known are: audio"),
         ({"data_format": ["no_header_tensor:10"]}, r"element type number 10 has no NumPy type"),
+        ({"data_spec": None}, r"cannot read data_spec in index\.json"),
         ({"data_spec": "[2, null]"}, r"cannot read data_spec in index\.json"),
         ({"data_format": ["str", "str"]}, r"expected a data_spec of version 1 with 2 leaves, got version 1 with 1"),
         ({"data_spec": json.dumps([1, {**LEAF, "type": "x.Y"}])}, r"a node of type x\.Y; expected dicts, lists"),

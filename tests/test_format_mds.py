@@ -236,6 +236,9 @@ def test_a_shard_that_was_unpacked_is_read_as_it_is(tmp_path: Path) -> None:
             r"compressed with 'br'; exp",
         ),
         ({"column_encodings": ["tensor"]}, RecipeError, r"no decoder for the MDS encoding 'tensor'; known are: bytes"),
+        ({"column_sizes": ["8"]}, StorageError, r"a shard's entry has not the fields of MDS"),
+        ({"column_names": []}, StorageError, r"a shard's entry has not the fields of MDS"),
+        ({"samples": -1}, StorageError, r"shard\.00000\.mds has -1 rows in \d+ bytes; copy the file anew"),
         ({"raw_data": None}, StorageError, r"index\.json: a shard's entry has not the fields of MDS"),
     ],
 )

@@ -70,6 +70,9 @@ def _read_batch(file: File, place: int) -> Any:
         raise StorageError(f"{file.path}: expected items, or an Arrow table at its end, found neither; copy it anew")
     source = pa.PythonFile(RangeFile(file, size - 12 - length, length), mode="r")
     with arrow_errors(file.path):
-        if file.read(size - 12 - length, len(ARROW_FILE)) != ARROW_FILE:
-            return pa.ipc.open_stream(source).read_all()
-        return pa.Table.from_batches([pa.ipc.open_file(source).get_batch(place)])
+        if file.read(size - 12 - length, len(ARROW_FILE)) == ARROW_FILE:
+            table = pa.Table.from_batches([pa.ipc.open_file(source).get_batch(place)])
+        else:
+            table = pa.ipc.open_stream(source).read_all()
+        table.validate(full=True)  # pyarrow believes offsets that point outside, and the process would die
+        return table

@@ -84,7 +84,7 @@ def _parse(head: bytes, path: str, at: int) -> tuple[int, int, int]:
             rows = _field(head, place + struct.unpack_from("<I", head, place)[0], 0, "<q")
     except struct.error as error:
         raise StorageError(f"{path}: a damaged message at byte {at}: {error}; copy the file anew") from error
-    if body < 0 or rows < 0:
+    if body < 0 or not 0 <= rows <= 8 * body:  # a row takes a bit at least
         raise StorageError(f"{path}: a damaged message at byte {at}: {rows} rows in {body} bytes; copy the file anew")
     return kind, rows, body
 

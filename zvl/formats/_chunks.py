@@ -95,6 +95,11 @@ class Chunks:
         if not isinstance(self.index, dict):
             raise StorageError(f"{index}: expected a JSON object, got {type(self.index).__name__}")
         self.pieces = sorted(parse(self.index, index), key=lambda piece: piece.name)
+        for piece in self.pieces:
+            if piece.rows < 0 or (piece.size or 0) < 0:
+                raise StorageError(
+                    f"{index}: {piece.name} has {piece.rows} rows in {piece.size} bytes; copy the file anew"
+                )
         self.names = tuple(piece.name for piece in self.pieces)
         self.rows: Ints = np.array([piece.rows for piece in self.pieces], np.int64)
         self._wake()

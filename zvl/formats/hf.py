@@ -41,8 +41,8 @@ class Hf:
     embedded; an `image` becomes `images`, a `messages` that is text is parsed as JSON, and nulls that stand for absent
     keys in it are dropped. `split` names one of a DatasetDict's, and may be left out where there is only one.
 
-    Local files are mapped into memory, and only what is asked for is read. Of remote ones, whole record batches are,
-    and up to `cache_bytes` of them are kept.
+    Local files are mapped into memory: of a record batch, offsets and texts are read once, images when they are asked
+    for. Remote record batches are read whole. Up to `cache_bytes` of batches are kept.
 
     A row comes back as BadData: "json", or "missing" for an image without bytes whose file does not exist.
     """
@@ -125,10 +125,14 @@ class Hf:
         table = self._shards.table(shard)
         start, size = int(table["start"][batch]), int(table["size"][batch])
         schema = table["schema"].tobytes()
-        if hasattr(file, "fd"):
+
+        def load() -> pa.Table:
+            if not hasattr(file, "fd"):
+                return _parse(file.read(start, size), schema, file.path)
             whole = self._mapped.get(shard, lambda: _map(file))
             return _parse(whole.slice(start, size), schema, file.path)
-        return self._batches.get((shard, batch), lambda: _parse(file.read(start, size), schema, file.path))
+
+        return self._batches.get((shard, batch), load)
 
 
 def _pyarrow() -> Any:
@@ -145,12 +149,15 @@ def _map(file: Any) -> Any:
 
 
 def _parse(message: Any, schema: bytes, path: str) -> pa.Table:
-    """A record batch from its message; of mapped files nothing is copied."""
+    """A record batch from its message; of mapped files nothing is copied. Checked whole, once: pyarrow believes offsets
+    that point outside, and the process would die."""
     pa = _pyarrow()
     with arrow_errors(path):
         read = pa.ipc.read_schema(pa.py_buffer(schema))
         batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), read)
-        return pa.Table.from_batches([batch])
+        table = pa.Table.from_batches([batch])
+        table.validate(full=True)
+        return table
 
 
 def _split_folder(folder: str, split: str | None) -> str:

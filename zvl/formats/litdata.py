@@ -50,7 +50,7 @@ class LitData:
         self._footers = Footers(cache_bytes)
         config = self._chunks.index["config"]
         self._kinds = tuple(config["data_format"])
-        self._spec = _spec(config["data_spec"], len(self._kinds), self._chunks.root)
+        self._spec = _spec(config.get("data_spec"), len(self._kinds), self._chunks.root)
 
     @staticmethod
     def sniff(path: str) -> bool:
@@ -134,7 +134,7 @@ def _pieces(index: dict[str, Any], where: str) -> list[Piece]:
     codec = check_codec(config.get("compression"), where)
     try:
         return [_piece(chunk, codec, PACKINGS[level]) for chunk in chunks]
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StorageError(f"{where}: a chunk's entry has not the fields of LitData ({error!r})") from error
 
 

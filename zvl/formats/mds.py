@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from zvl.errors import BadData, RecipeError, StorageError
+from zvl.errors import BadData, RecipeError, StorageError, ZvlError
 from zvl.formats._chunks import Chunks, Piece, peek
 from zvl.formats._fields import canonical
 from zvl.formats._held import CACHE_BYTES
@@ -107,7 +107,9 @@ def _pieces(index: dict[str, Any], where: str) -> list[Piece]:
         raise StorageError(f"{where}: expected a list of shards under 'shards', got {type(shards).__name__}")
     try:
         return [_piece(shard, where) for shard in shards]
-    except (KeyError, TypeError, AttributeError) as error:
+    except ZvlError:
+        raise
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise StorageError(
             f"{where}: a shard's entry has not the fields of MDS ({error!r}); copy the file anew"
         ) from error
@@ -120,6 +122,7 @@ def _piece(shard: dict[str, Any], where: str) -> Piece:
             f"{where}: expected shards in the format mds, version {VERSION}, got {shard['format']!r}, version "
             f"{shard['version']!r} ({raw['basename']})"
         )
+    _columns(shard)
     name, rows, size = raw["basename"].replace("\\", "/"), int(shard["samples"]), int(raw["bytes"])
     if not packed:
         return Piece(name, rows, size)
@@ -130,8 +133,10 @@ def _piece(shard: dict[str, Any], where: str) -> Piece:
 def _columns(shard: dict[str, Any]) -> tuple[tuple[str, str, int | None], ...]:
     """(name, encoding, size in bytes or None) of each column, in the order stored."""
     names, encodings, sizes = shard["column_names"], shard["column_encodings"], shard["column_sizes"]
-    for encoding in encodings:
+    for name, encoding, size in zip(names, encodings, sizes, strict=True):
         mds_decoder(encoding)
+        if not isinstance(name, str) or not isinstance(size, int | None) or (size or 0) < 0:
+            raise TypeError(f"a column named {name!r} of {size!r} bytes")
     return tuple(zip(names, encodings, sizes, strict=True))
 
 
