@@ -87,6 +87,8 @@ class ChatTemplate:
         self._variables = {"tools": None, "documents": None, **variables}
         # Compiling and these three are how apply_chat_template prepares a chat; a version that lacks one skips it.
         self._template: Any = hugging_face._compile_jinja_template(source)
+        # Every rendering copies the globals; from Jinja's chain of dicts that takes 8 µs more.
+        self._template.globals = dict(self._template.globals)
         names = ("_normalize_chat_messages", "_plain_template_data", "_alias_reasoning_fields")
         self._lost = functools.lru_cache(maxsize=1024)(self._lost_in)
         self._plan = functools.lru_cache(maxsize=1024)(self._plan_for)

@@ -74,30 +74,35 @@ def check_features(processor: Processor, ids: Ids, plans: Sequence[ImagePlan]) -
         )
 
 
-def expand_ids(
-    processor: Processor, ids: Ids, plans: Sequence[ImagePlan], loss: Mask, places_of_turns: Ids
-) -> tuple[Ids, Mask, Ids]:
-    """Replace each image token among `ids` by its run of placeholders; these carry no loss.
+class Expanded(NamedTuple):
+    """Ids with placeholders in place of image tokens, and what stands where in them, all int64 but `loss`."""
 
-    Returns (ids, loss, places_of_turns), the last moved along.
-    """
+    ids: Ids
+    loss: Mask
+    turn_ends: Ids
+    image_starts: Ids
+
+
+def expand_ids(processor: Processor, ids: Ids, plans: Sequence[ImagePlan], loss: Mask, turn_ends: Ids) -> Expanded:
+    """Replace each image token among `ids` by its run of placeholders; these carry no loss. `turn_ends` move along."""
     image_token = processor.image_token_id
-    places = np.flatnonzero(ids == image_token)
+    places = (ids == image_token).nonzero()[0]
     check_image_tokens(processor.layout.image_token, len(places), len(plans))
     if not len(places):
-        return ids, loss, places_of_turns
+        return Expanded(ids, loss, turn_ends, places)
     runs = [processor.layout.placeholder(plan) for plan in plans]
-    lengths = np.array([sum(count for _, count in run) for run in runs], dtype=np.int64)
     repeats = np.ones(len(ids), dtype=np.int64)
-    repeats[places] = lengths
-    is_image = np.repeat(ids == image_token, repeats)
-    expanded = np.repeat(ids, repeats)
-    pieces = [(processor.token_id(token), count) for run in runs for token, count in run]
-    if any(number != image_token for number, _ in pieces):
+    repeats[places] = [sum(count for _, count in run) for run in runs]
+    begins = repeats.cumsum()  # of the token behind each
+    expanded = ids.repeat(repeats)
+    if any(token != processor.layout.image_token for run in runs for token, _ in run):
+        pieces = [(processor.token_id(token), count) for run in runs for token, count in run]
         numbers, counts = zip(*pieces, strict=True)
-        expanded[is_image] = np.repeat(np.array(numbers, dtype=np.int64), counts)
-    moved = np.concatenate(([0], np.cumsum(repeats)))[places_of_turns]
-    return expanded, np.repeat(loss, repeats) & ~is_image, moved
+        expanded[expanded == image_token] = np.array(numbers, dtype=np.int64).repeat(counts)
+    if loss[places].any():
+        loss = loss.copy()
+        loss[places] = False
+    return Expanded(expanded, loss.repeat(repeats), begins[turn_ends - 1], begins[places] - repeats[places])
 
 
 def image_starts(ids: Ids, plans: Sequence[ImagePlan], image_token_id: int) -> Ids:

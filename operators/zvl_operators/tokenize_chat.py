@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +22,8 @@ __all__ = ["TokenizeChat"]
 Ids = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 Span = tuple[int, int]
+
+T = TypeVar("T", bound=np.generic)
 
 IGNORE = -100
 """The label that carries no loss, as in Hugging Face and PyTorch."""
@@ -109,7 +111,7 @@ class TokenizeChat(Map):
         return _Prompt(plans, cut_text(text, loss, images, apart))
 
     def _finish(self, sample: Sample, prompt: _Prompt, encoded: Sequence[Ids]) -> Sample:
-        ids = np.concatenate(encoded)
+        ids = _joined(encoded)
         loss = self._tokens_in(prompt, encoded, [piece.loss for piece in prompt.pieces])
         turn_ends = _ends(loss)
         if self.processor.layout.expand == "text":
@@ -117,26 +119,26 @@ class TokenizeChat(Map):
             touching = [[i for i in piece.images if any(_touch(i, s) for s in piece.loss)] for piece in prompt.pieces]
             loss &= ~self._tokens_in(prompt, encoded, touching)
             check_features(self.processor, ids, prompt.plans)
+            starts = image_starts(ids, prompt.plans, self.processor.image_token_id)
         else:
-            ids, loss, turn_ends = expand_ids(self.processor, ids, prompt.plans, loss, turn_ends)
+            ids, loss, turn_ends, starts = expand_ids(self.processor, ids, prompt.plans, loss, turn_ends)
         loss[:1] = False
         if self.no_loss == "drop" and not loss.any():
             raise BadData(
                 "no_loss", f"expected a token that carries loss (train_on={self.train_on!r}), got none of {len(ids)}"
             )
-        return {
-            **{name: value for name, value in sample.items() if name != "messages"},
-            "input_ids": ids,
-            "labels": np.where(loss, ids, IGNORE),
-            "position_ids": self._positions(ids, prompt.plans),
-            "turn_ends": turn_ends,
-            "image_starts": image_starts(ids, prompt.plans, self.processor.image_token_id),
-        }
+        result = {name: value for name, value in sample.items() if name != "messages"}
+        result["input_ids"] = ids
+        result["labels"] = np.where(loss, ids, IGNORE)
+        result["position_ids"] = self._positions(ids, prompt.plans)
+        result["turn_ends"] = turn_ends
+        result["image_starts"] = starts
+        return result
 
     def _tokens_in(self, prompt: _Prompt, encoded: Sequence[Ids], spans: Sequence[Sequence[Span]]) -> Mask:
         """Which tokens of the prompt overlap the spans of their piece."""
         found = zip(prompt.pieces, encoded, spans, strict=True)
-        return np.concatenate([self.processor.text.tokens_in(piece.text, ids, spans) for piece, ids, spans in found])
+        return _joined([self.processor.text.tokens_in(piece.text, ids, spans) for piece, ids, spans in found])
 
     def _positions(self, ids: Ids, plans: Sequence[ImagePlan]) -> Ids:
         return self.processor.layout.position_ids(ids, plans, self.processor.image_token_id)
@@ -148,9 +150,17 @@ class TokenizeChat(Map):
         return {**sample, "images": [], **fields}
 
 
+def _joined(pieces: Sequence[npt.NDArray[T]]) -> npt.NDArray[T]:
+    """The pieces one after another; nearly always there is one."""
+    return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+
+
 def _ends(loss: Mask) -> Ids:
     """The index behind each run of tokens that carry loss: where a chat may be cut, int64."""
-    return np.flatnonzero(np.diff(loss.astype(np.int8), append=np.int8(0)) == -1).astype(np.int64) + 1
+    last = (loss[:-1] > loss[1:]).nonzero()[0]
+    if len(loss) and loss[-1]:
+        last = np.append(last, len(loss) - 1)
+    return last + 1
 
 
 def _touch(one: Span, other: Span) -> bool:
