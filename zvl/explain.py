@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from zvl.budget import cpu_budget
-from zvl.loader import GROUP, READ_AHEAD_BYTES, own_lanes, window_size
+from zvl.loader import READ_AHEAD_BYTES, group_size, own_lanes, window_size
 from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, RandomMap, SplitMap
 from zvl.pipeline import Pipeline, Placed
 from zvl.protocols import WorkSource
@@ -53,7 +53,7 @@ def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) 
     planning = [placed.operator for placed in pipeline.operators[: pipeline.border]]
     samples = sum(operator.holds() for operator in planning if isinstance(operator, Accumulate))
     pure = sum(not isinstance(operator, Accumulate) for operator in planning)
-    samples += GROUP * max(1, -(-2 * workers // lanes)) if pure else 0
+    samples += group_size(lanes) * max(1, -(-2 * workers // lanes)) if pure else 0
     window = window_size(workers, None, _splits(pipeline))
     if planning:
         samples += -(-window // lanes) * _samples_per_batch(pipeline)

@@ -32,10 +32,14 @@ from zvl.reader import ReadAhead, read_lane, read_rows
 from zvl.runners import check_runner, make_runner
 from zvl.runners._native import give_back_memory
 
-__all__ = ["GROUP", "Loader", "own_lanes", "window_size"]
+__all__ = ["Loader", "group_size", "own_lanes", "window_size"]
 
-GROUP = 16
-"""Samples a planning task takes at once: a future costs about 18 µs, a small sample 2 to 300."""
+
+def group_size(lanes: int) -> int:
+    """Samples a planning task takes at once: a future costs about 18 µs, a small sample 2 to 300. Few lanes take more,
+    which spares them changes of thread: 32 instead of 16 made a replay of one lane 5 to 9 % faster."""
+    return 32 if lanes <= 2 else 16
+
 
 PLANNING = 0
 """Priority number of planning and reading; batches count from 1, so planning goes first."""
@@ -252,7 +256,8 @@ class Loader:
                 stream = accumulate(stream, segment[0], lane, newly)
             else:
                 depth = max(1, -(-2 * (parallelism or runner.workers) // len(self.lanes)))
-                stream = parallel(stream, partial(_submit, runner, segment, newly), depth, GROUP)
+                group = group_size(len(self.lanes))
+                stream = parallel(stream, partial(_submit, runner, segment, newly), depth, group)
         planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience())
         return LaneFeed(lane, mask_stream(planned, newly) if newly else planned, state)
 

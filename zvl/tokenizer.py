@@ -162,31 +162,32 @@ class LoadedTokenizer:
         the tokens there are those of the header alone.
         """
         matches = list(self._added.finditer(text))
-        positions = np.flatnonzero(self._is_added.take(ids, mode="clip"))
-        found = ids[positions].tolist()
+        special = self._is_added.take(ids, mode="clip").nonzero()[0]
+        found, positions = ids[special].tolist(), special.tolist()
         if self._absorbs_spaces or found != [self._added_id[match.group()] for match in matches]:
             return None
         starts, stops = [match.start() for match in matches], [match.end() for match in matches]
         borders = []
         for place in places:
             before = bisect.bisect_right(stops, place)
-            begin, index = (stops[before - 1], int(positions[before - 1]) + 1) if before else (0, 0)
+            begin, index = (stops[before - 1], positions[before - 1] + 1) if before else (0, 0)
             if before < len(starts) and starts[before] <= place:
                 if starts[before] < place:
                     return None
-                index = int(positions[before])
+                index = positions[before]
             elif place == len(text):
                 index = len(ids)
             elif place > begin:
                 header = self._header_ids(text[begin:place]) if place - begin <= _HEADER_LIMIT else None
-                if header is None or not np.array_equal(ids[index : index + len(header)], header):
+                if header is None or ids[index : index + len(header)].tolist() != header:
                     return None
                 index += len(header)
             borders.append(index)
         return borders
 
-    def _encode_header(self, header: str) -> Ids:
-        return self.encode([header])[0]
+    def _encode_header(self, header: str) -> list[int]:
+        ids: list[int] = self.encode([header])[0].tolist()
+        return ids
 
     def _tokens_by_offsets(self, text: str, spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
         encoding = self._backend.encode_batch([text], add_special_tokens=False)[0]

@@ -147,6 +147,7 @@ PLANNED = (30, 20)
 """The size for which the canaries are decoded: small enough for `jpeg_scale` to halve them."""
 
 
+@functools.cache
 def canaries(codec: str = "auto", backend: Backend = "torch", options: DecodeOptions = DEFAULT) -> str:
     """SHA-256 of what this machine's libraries make of a few small pictures: the fingerprint of pixels.
 

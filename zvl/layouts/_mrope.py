@@ -46,7 +46,7 @@ def _places(input_ids: Ints, grids: Sequence[tuple[int, int]], image_token_id: i
     """(first token, rows, columns) of each image; its placeholders stand side by side."""
     if not grids:
         return []
-    placeholders = np.flatnonzero(input_ids == image_token_id)
+    placeholders = (input_ids == image_token_id).nonzero()[0]
     places = []
     used = 0
     for index, (rows, columns) in enumerate(grids):
