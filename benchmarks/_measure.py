@@ -37,6 +37,9 @@ __all__ = [
     "spread",
 ]
 
+# As in `zvl run`, for every subject alike: workers are parallel, and a tokenizer's own threads slow them down.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 MAX_TOKENS = 4096
 WORKERS = 2
 CPUS = os.cpu_count() or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.metadata import version
 from typing import Annotated, Any
 
@@ -60,4 +61,6 @@ for name, listing in catalogue.COMMANDS.items():
 
 def main() -> None:
     """The entry point of the script `zvl`."""
+    # Workers are parallel already; a tokenizer with threads of its own slows them down. This process is ours to set.
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     app()
