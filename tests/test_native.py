@@ -61,8 +61,6 @@ def test_holds_a_thread_that_never_asked_pytorch_before() -> None:
 
 
 def test_does_not_import_torch() -> None:
-    code = (
-        "import sys; from zvl.runners._native import single_threaded as s; s(); print('torch' in sys.modules)"
-    )
+    code = "import sys; from zvl.runners._native import single_threaded as s; s(); print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ)
     assert done.stdout == "False\n"
