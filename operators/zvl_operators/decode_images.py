@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from zvl.image import Image
 from zvl.images.options import DecodeOptions
-from zvl.images.pixels import canaries
+from zvl.images.pixels import kept_canaries
 from zvl.operator import Map, Sample
 from zvl.protocols import Filter, Pixels
 from zvl_operators._pixels import check_codec, decode, probed, resizer
@@ -49,7 +49,7 @@ class DecodeImages(Map):
 
     def pixels_fingerprint(self) -> str:
         """A hash of what this machine's codec and resize make of a few test images."""
-        return canaries(self.codec, self.processor.resize if self.processor else "torch", self._options)
+        return kept_canaries(self.codec, self.processor.resize if self.processor else "torch", self._options)
 
     @cached_property
     def _options(self) -> DecodeOptions:

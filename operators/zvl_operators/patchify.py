@@ -15,7 +15,7 @@ from zvl.batch import Segment
 from zvl.errors import BadData, RecipeError
 from zvl.image import Image
 from zvl.images.options import DecodeOptions
-from zvl.images.pixels import canaries
+from zvl.images.pixels import kept_canaries
 from zvl.masking import mask_labels
 from zvl.operator import Map, Operator, RandomMap, Sample, SplitMap
 from zvl.protocols import Filter, Pixels
@@ -101,7 +101,7 @@ class Patchify(SplitMap):
 
     def pixels_fingerprint(self) -> str:
         """A hash of what this machine's codec and resize make of a few test images."""
-        return canaries(self.codec, self.processor.resize, self._options)
+        return kept_canaries(self.codec, self.processor.resize, self._options)
 
     @cached_property
     def _options(self) -> DecodeOptions:

@@ -19,7 +19,7 @@ from zvl.images.pillow_open import bad_data
 from zvl.images.scaling import jpeg_divisor, scaled_size
 from zvl.protocols import Codec, Filter, Pixels
 
-__all__ = ["Backend", "canaries", "codec_for", "decode", "resize"]
+__all__ = ["Backend", "canaries", "codec_for", "decode", "kept_canaries", "resize"]
 
 Backend = Literal["torch", "pillow"]
 
@@ -147,7 +147,6 @@ PLANNED = (30, 20)
 """The size for which the canaries are decoded: small enough for `jpeg_scale` to halve them."""
 
 
-@functools.cache
 def canaries(codec: str = "auto", backend: Backend = "torch", options: DecodeOptions = DEFAULT) -> str:
     """SHA-256 of what this machine's libraries make of a few small pictures: the fingerprint of pixels.
 
@@ -173,3 +172,7 @@ def canary_resized(pixels: Pixels, width: int, height: int, filter: Filter, back
         return resize(pixels, width, height, filter, backend).tobytes()
     except RecipeError:
         return b""
+
+
+kept_canaries = functools.cache(canaries)
+"""`canaries`, run once a process: what loaders compare."""

@@ -78,7 +78,8 @@ class PassOrder:
         self._key = key
         if shuffle == "shards":
             self._shards = permute_array(len(table.rows), hash_ints(key, _SHARDS))
-            self._ends = np.cumsum(np.diff(table.ends, prepend=0)[self._shards])
+            ends = np.diff(table.ends, prepend=0)[self._shards]
+            self._ends = np.cumsum(ends, out=ends)
 
     def chunk(self, index: int) -> Chunk:
         """The chunk at that place (0..chunks-1) of the pass."""

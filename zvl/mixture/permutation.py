@@ -29,6 +29,10 @@ ROUNDS = 6
 SMALL = 256
 
 
+BLOCK = 1 << 16
+"""Indices permuted at once."""
+
+
 def permute(index: int, n: int, key: int) -> int:
     """Where the permutation `key` (64 bits) of 0..n-1 sends `index`. Takes no memory; about 8 microseconds.
 
@@ -62,7 +66,9 @@ def permute_array(n: int, key: int) -> npt.NDArray[np.int64]:
         return _sorted_hashes(n, key)
     a, b = _sides(n)
     tables = _round_tables(a, b, key)
-    out = _rounds(np.arange(n, dtype=np.int64), a, b, tables)
+    out = np.arange(n, dtype=np.int64)
+    for start in range(0, n, BLOCK):  # whole arrays would take five times the memory of the result
+        out[start : start + BLOCK] = _rounds(out[start : start + BLOCK], a, b, tables)
     outside = np.flatnonzero(out >= n)
     while outside.size:
         out[outside] = _rounds(out[outside], a, b, tables)
