@@ -44,8 +44,8 @@ test-wheel: setup
 	$(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))" > $(WHEEL)/borrowed
 	cp $(WHEEL)/borrowed "$$($(WHEEL)/venv/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/borrowed.pth"
 	$(WHEEL)/venv/bin/python -m pip install --quiet --no-deps $(WHEEL)/*.whl
-	cp -r tests operators codecs conftest.py pyproject.toml examples $(WHEEL)/run/
-	rm -rf $(WHEEL)/run/operators/zvl_operators $(WHEEL)/run/codecs/zvl_codecs
+	cp -r tests operators codecs docs conftest.py pyproject.toml examples $(WHEEL)/run/
+	rm -rf $(WHEEL)/run/*/zvl_*
 	cd $(WHEEL)/run && ZVL_CACHE=$(abspath .cache/zvl) $(WHEEL)/venv/bin/python -m pytest -q -n auto $(WHEEL_TESTS)
 
 bench: setup
