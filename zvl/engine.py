@@ -23,6 +23,10 @@ from zvl.operator import Sample
 __all__ = ["Delivery", "Engine", "Failure", "LaneFeed", "StepStart"]
 
 
+URGENT = -1
+"""A priority number in front of planning's 0."""
+
+
 class Delivery(NamedTuple):
     """A batch on its way: `future` gives its finished sample."""
 
@@ -223,7 +227,8 @@ class Engine:
     def _send(self, planned: Planned) -> None:
         self._in_flight += 1
         self._ticket += 1
-        future = self._materialiser.submit(self._ticket, planned.sample)
+        # Planning goes before pixels, but for the first batch: the trainer is waiting.
+        future = self._materialiser.submit(self._ticket if self._ticket > 1 else URGENT, planned.sample)
         # The compressed images must not outlive their decoding.
         self._out.put(Delivery(planned._replace(sample={}), self._step, future))
 
