@@ -19,10 +19,7 @@ __all__ = ["accumulate", "collect", "parallel"]
 
 
 def parallel(
-    stream: Iterator[Element],
-    run: Callable[[list[Element]], Future[list[Element]]],
-    depth: int,
-    group: int,
+    stream: Iterator[Element], run: Callable[[list[Element]], Future[list[Element]]], depth: int, group: int
 ) -> Iterator[Element]:
     """Pure operators as an ordered window of futures: at most `depth` groups of up to `group` samples in flight."""
     flights: deque[Future[list[Element]] | Mark | Dropped | Failed] = deque()

@@ -8,6 +8,7 @@ no pickles, and are made anew when a shard's size or time of change differs, or 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -229,9 +230,9 @@ def _write(path: str, stamp: Ints, arrays: Table) -> None:
             with os.fdopen(handle, "wb") as file:
                 np.savez(file, stamp=stamp, **dict(arrays))  # type: ignore[arg-type]
             os.replace(temporary, path)
-        except BaseException:
-            os.unlink(temporary)
-            raise
+        finally:
+            with contextlib.suppress(FileNotFoundError):  # renamed, unless something failed
+                os.unlink(temporary)
     except OSError as error:
         raise StorageError(
             f"cannot write the index file {path}: {error.strerror or error}; "
