@@ -31,11 +31,12 @@ from _measure import (
 
 from zvl.explain import memory
 from zvl.hashing import Rng
+from zvl.loader import group_size
 from zvl.operator import Sample
 from zvl.pipeline import make_operator
 from zvl.runners._native import single_threaded
 
-GROUP, GROUPS_AHEAD, IN_FLIGHT = 16, 4, 3
+GROUP, GROUPS_AHEAD, IN_FLIGHT = group_size(1), 4, 3
 """Samples tokenized at once, such groups read ahead, and batches in the making: as in the loader."""
 
 

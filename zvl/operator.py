@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar, Protocol
+from typing import Any, Protocol
 
 from zvl.errors import RecipeError
 from zvl.hashing import Rng
@@ -138,14 +138,12 @@ class Accumulate(Operator):
     and ordinal.
     """
 
-    held_samples: ClassVar[int] = 0
-
     def start(self, rng: Rng) -> Accumulator:
         raise NotImplementedError
 
     def holds(self) -> int:
         """The most samples that one accumulator holds, for `explain()`."""
-        return self.held_samples
+        return 0
 
 
 def check_operator_class(operator: object) -> Operator:
