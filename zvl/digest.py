@@ -34,7 +34,7 @@ def batch_digest(batch: Batch) -> BatchDigest:
         _update(whole, name, fields[name])
     whole.update(json.dumps([batch.keys, batch.masked]).encode())
     rows = tuple(
-        tuple((segment.key, _segment_digest(fields, row, segment, batch.image_rows)) for segment in segments)
+        tuple((segment.key, _segment_digest(fields, row, segment, batch)) for segment in segments)
         for row, segments in enumerate(batch.segments)
     )
     return BatchDigest(batch.step, batch.lane, whole.hexdigest(), rows)
@@ -72,25 +72,31 @@ def _row_difference(one: BatchDigest, other: BatchDigest) -> str:
     return "outside its samples: padding or a field of the whole batch"
 
 
-def _segment_digest(fields: Mapping[str, Any], row: int, segment: Segment, image_rows: Sequence[int]) -> str:
+def _segment_digest(fields: Mapping[str, Any], row: int, segment: Segment, batch: Batch) -> str:
     hasher = hashlib.sha256()
     for name in ("input_ids", "labels", "position_ids"):
         if name in fields:
             _update(hasher, name, np.ascontiguousarray(fields[name][..., row, segment.start : segment.stop]))
     if "pixel_values" in fields and segment.last_image > segment.first_image:
-        start = sum(image_rows[: segment.first_image])
-        stop = start + sum(image_rows[segment.first_image : segment.last_image])
+        start = sum(batch.image_rows[: segment.first_image])
+        stop = start + sum(batch.image_rows[segment.first_image : segment.last_image])
         _update(hasher, "pixel_values", fields["pixel_values"][start:stop])
     if "input_ids" not in fields:
         for name in sorted(fields):
-            _update(hasher, name, _row(fields[name], row))
+            if _by_row(fields[name], len(batch.segments)):
+                _update(hasher, name, _row(fields[name], row))
     return hasher.hexdigest()
 
 
+def _by_row(value: Any, rows: int) -> bool:
+    """Whether a field has a value for each row; images, and what goes with them, count over the whole batch."""
+    if isinstance(value, np.ndarray):
+        return value.shape[:1] == (rows,)
+    return isinstance(value, list) and len(value) == rows
+
+
 def _row(value: Any, row: int) -> Any:
-    if isinstance(value, np.ndarray) and value.ndim:
-        return np.ascontiguousarray(value[row])
-    return value[row] if isinstance(value, list) else value
+    return np.ascontiguousarray(value[row]) if isinstance(value, np.ndarray) else value[row]
 
 
 def _array(value: Any) -> Any:
