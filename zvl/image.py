@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
 
-__all__ = ["Image", "ImageInfo", "ImagePlan"]
+from zvl.errors import BadData
+
+__all__ = ["Fetches", "Image", "ImageInfo", "ImagePlan", "ImageRef"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +50,56 @@ class ImagePlan:
     geometry: tuple[int, ...]
 
 
+class Fetches(Protocol):
+    """A dataset whose pictures can be read apart from their rows."""
+
+    def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[bytes | BadData]:
+        """The bytes of pictures named by (row, place among the row's `images`), in the order asked.
+
+        Neighbours are read together. A picture that is gone comes back as BadData("missing"); StorageError if the
+        shard cannot be read or changed. Called from many threads.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ImageRef:
+    """A picture that still lies in its dataset: what `images` holds where the headers are known from an index.
+
+    It is read when its batch is materialised. `size` is in bytes; `info` is its header, None where there is none to
+    be had: `bad` says why. Never leaves its process.
+    """
+
+    dataset: Fetches = field(repr=False)
+    shard: int
+    row: int
+    place: int
+    size: int
+    info: ImageInfo | None = field(default=None, compare=False)
+    bad: BadData | None = field(default=None, compare=False)
+
+    def read(self) -> bytes:
+        """The picture's bytes, read now. Raises BadData, StorageError."""
+        (data,) = self.dataset.fetch(self.shard, [(self.row, self.place)])
+        if isinstance(data, BadData):
+            raise data
+        return data
+
+
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A picture in a sample after `probe_images`: still compressed, with its header and its plan."""
+    """A picture in a sample after `probe_images`: still compressed, with its header and its plan.
 
-    data: bytes
+    `data` is its bytes, or where they lie; BadData once they were found to be gone.
+    """
+
+    data: bytes | ImageRef | BadData
     info: ImageInfo
     plan: ImagePlan
+
+    def read(self) -> bytes:
+        """The compressed bytes; where `data` is a reference, read now. Raises BadData, StorageError."""
+        if isinstance(self.data, bytes):
+            return self.data
+        if isinstance(self.data, BadData):
+            raise self.data
+        return self.data.read()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from zvl.elements import Failed
 from zvl.errors import ZvlError
+from zvl.fetch import fetch_images, references
 from zvl.nodes import Node, run_nodes
 from zvl.operator import Sample, SplitMap
 from zvl.protocols import Runner
@@ -19,22 +21,39 @@ __all__ = ["Materialiser"]
 class Materialiser:
     """Runs the Maps behind the border. `submit` returns at once; the future gives the finished sample."""
 
-    def __init__(self, nodes: Sequence[Node], runner: Runner) -> None:
+    def __init__(self, nodes: Sequence[Node], runner: Runner, reads: Runner) -> None:
         self._nodes = nodes
         self._runner = runner
+        self._reads = reads
         self.splits = bool(nodes) and isinstance(nodes[0].operator, SplitMap)
 
     def submit(self, ticket: int, sample: Sample) -> Future[Sample]:
-        """Work with a lower ticket goes first."""
+        """Work with a lower ticket goes first. Pictures that are still in their dataset are read before."""
+        done: Future[Sample] = Future()
+        wanted = references(sample)
+        if wanted:
+            fetch_images(sample, wanted, self._reads, ticket, done, partial(self._begin, ticket, done))
+        else:
+            self._begin(ticket, done, sample)
+        return done
+
+    def _begin(self, ticket: int, done: Future[Sample], sample: Sample) -> None:
         if self.splits:
-            done: Future[Sample] = Future()
             self._runner.submit(ticket, _SplitJob.begin, self._nodes, self._runner, ticket, sample, done)
-            return done
-        if not self._nodes:
-            done = Future()
+        elif self._nodes:
+            self._runner.submit(ticket, finish, self._nodes, sample).add_done_callback(partial(hand_on, done))
+        else:
             done.set_result(sample)
-            return done
-        return self._runner.submit(ticket, finish, self._nodes, sample)
+
+
+def hand_on(done: Future[Any], task: Future[Any]) -> None:
+    """Give `done` what came of `task`."""
+    if task.cancelled():
+        done.cancel()
+    elif (error := task.exception()) is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(task.result())
 
 
 def finish(nodes: Sequence[Node], sample: Sample) -> Sample:

@@ -17,6 +17,9 @@ from zvl.protocols import Dataset, LaneCursor, Pointer, WorkSource
 
 __all__ = ["ReadAhead", "read_lane"]
 
+PREFETCHED_SHARDS = 2
+"""Shards behind the one that a lane reads from which its dataset may fetch in advance."""
+
 SubmitRead = Callable[[Dataset, int, Sequence[int]], "Future[list[Sample | BadData]]"]
 
 
@@ -48,7 +51,7 @@ def read_lane(
 
     In the first interval `version` of the block list is in force, behind it the newest.
     """
-    chunks = _Chunks(source, ahead, submit)
+    chunks = _Chunks(source, cursor, ahead, submit)
     queue: deque[tuple[Pointer, _Chunk] | Mark | Dropped] = deque()
     exhausted = False
     begun = False
@@ -98,8 +101,9 @@ class _Chunk:
 class _Chunks:
     """One open chunk per dataset; the reader's queue keeps older ones alive while rows of them are due."""
 
-    def __init__(self, source: WorkSource, ahead: ReadAhead, submit: SubmitRead) -> None:
+    def __init__(self, source: WorkSource, cursor: LaneCursor, ahead: ReadAhead, submit: SubmitRead) -> None:
         self._datasets = source.datasets
+        self._upcoming = getattr(cursor, "upcoming", None) if any(map(_prefetches, source.datasets)) else None
         self._ahead = ahead
         self._submit = submit
         self._open: dict[int, tuple[tuple[int, int, int], _Chunk]] = {}
@@ -114,7 +118,19 @@ class _Chunks:
         if opened is None or opened[0] != key:
             opened = key, _Chunk(pointer.chunk_start, self._submit(dataset, pointer.shard, rows))
             self._open[pointer.dataset] = opened
+            self._hint(pointer.dataset)
         return opened[1]
+
+    def _hint(self, place: int) -> None:
+        """Tell a dataset that caches shards which ones this lane will want next."""
+        dataset: Any = self._datasets[place]
+        if self._upcoming is not None and _prefetches(dataset):
+            for shard in self._upcoming(place, PREFETCHED_SHARDS):
+                dataset.prefetch(shard)
+
+
+def _prefetches(dataset: Dataset) -> bool:
+    return getattr(dataset, "prefetch", None) is not None
 
 
 def _key(source: WorkSource, pointer: Pointer) -> str:

@@ -40,12 +40,14 @@ def probed(sample: Sample) -> Sequence[Image]:
 def decode(image: Image, codec: str, options: DecodeOptions, key: str, index: int) -> Pixels:
     """Decode to uint8 (H, W, 3), `image.info.size`, or with `jpeg_scale` at least the planned size.
 
-    BadData names the image's place in its sample, and the sample.
+    BadData names the image's place in its sample, and the sample, and has the sha256 of the bytes, "" if they are gone.
     """
+    data = b""
     try:
-        return kernels.decode(image.data, image.info, codec, options, (image.plan.width, image.plan.height))
+        data = image.read()
+        return kernels.decode(data, image.info, codec, options, (image.plan.width, image.plan.height))
     except BadData as error:
-        sha256 = hashlib.sha256(image.data).hexdigest()
+        sha256 = hashlib.sha256(data).hexdigest() if data else ""
         raise BadData(error.reason, f"image {index} of sample {key!r}: {error.detail}", sha256) from error
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
@@ -132,7 +132,8 @@ class Patchify(SplitMap):
         except BadData as error:
             if self.on_error == "raise":
                 raise
-            return Failure(error.reason, hashlib.sha256(part.image.data).hexdigest())
+            data = part.image.data  # operators on pixels do not know it
+            return Failure(error.reason, error.sha256 or (sha256(data).hexdigest() if isinstance(data, bytes) else ""))
         return None
 
     def _write(self, decoded: Pixels, part: Part) -> None:

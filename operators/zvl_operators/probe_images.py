@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from zvl.errors import BadData, RecipeError
-from zvl.image import Image, ImagePlan
-from zvl.images.header import MAX_ASPECT, MAX_SOURCE_PIXELS, probe
+from zvl.image import Image, ImageInfo, ImagePlan, ImageRef
+from zvl.images.header import MAX_ASPECT, MAX_SOURCE_PIXELS, check_header, read_header
 from zvl.operator import Map, Sample
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ BOUNDS = ("min_pixels", "max_pixels")
 class ProbeImages(Map):
     """`images`, a list of bytes, becomes a list of `zvl.image.Image`: bytes, header, plan. None or missing: [].
 
-    The bytes stay compressed. A header that cannot be read, or whose size is refused, raises BadData that names the
-    image's index, with the sha256 of its bytes.
+    The bytes stay compressed, and those of a `zvl.image.ImageRef` stay where they are. A header that cannot be read, or
+    whose size is refused, raises BadData that names the image's index, with the sha256 of its bytes.
 
     `min_pixels` and `max_pixels` hold for images of the datasets that they name, instead of the layout's own:
     ``max_pixels={"docs": 4_000_000}``. They are kept as sorted pairs. A layout that has no such field is refused.
@@ -101,16 +101,27 @@ class ProbeImages(Map):
         return {**sample, "images": images}
 
     def _probe(self, layout: Layout, index: int, data: Any, images: int) -> Image:
-        if not isinstance(data, bytes):
+        if not isinstance(data, bytes | ImageRef):
             raise BadData(
                 "type", f"image {index}: expected bytes, got {type(data).__name__}; datasets turn paths into bytes"
             )
         try:
-            info = probe(data, max_aspect=self.max_aspect, max_source_pixels=self.max_source_pixels)
+            info = self._info(data)
             return Image(data, info, plan_image(layout, *info.size, images))
         except BadData as error:
-            sha256 = hashlib.sha256(data).hexdigest()
+            sha256 = error.sha256 or hashlib.sha256(data if isinstance(data, bytes) else data.read()).hexdigest()
             raise BadData(error.reason, f"image {index}: {error.detail}", sha256) from error
+
+    def _info(self, data: bytes | ImageRef) -> ImageInfo:
+        """The header, from the file or from the index, unless it is one to refuse."""
+        if isinstance(data, bytes):
+            info, size = read_header(data), len(data)
+        elif data.bad is not None:
+            raise data.bad
+        else:
+            info, size = data.info or read_header(data.read()), data.size
+        check_header(info, size, max_aspect=self.max_aspect, max_source_pixels=self.max_source_pixels)
+        return info
 
     def blank(self, sample: Sample) -> Sample:
         return {**sample, "images": []}

@@ -10,7 +10,7 @@ from zvl.images.orientation import orientation
 from zvl.images.parsers import Parser, parser_for
 from zvl.images.pillow_open import open_image
 
-__all__ = ["MAX_ASPECT", "MAX_SOURCE_PIXELS", "probe"]
+__all__ = ["MAX_ASPECT", "MAX_SOURCE_PIXELS", "check_header", "probe", "read_header"]
 
 MAX_ASPECT = 200.0
 """The longest side over the shortest; as in the Qwen-VL processors."""
@@ -27,10 +27,21 @@ def probe(data: bytes, *, max_aspect: float = MAX_ASPECT, max_source_pixels: int
     `zvl.images.orientation`. Pillow turns TIFF files by itself, and libheif HEIC, so their sizes are given turned, with
     orientation 1; what AVIF says by its own boxes, Pillow gives as EXIF.
     """
+    info = read_header(data)
+    check_header(info, len(data), max_aspect=max_aspect, max_source_pixels=max_source_pixels)
+    return info
+
+
+def read_header(data: bytes) -> ImageInfo:
+    """What the file says of itself, whatever it is. BadData: "empty", "format", "header"."""
     if not data:
         raise BadData("empty", "expected an image, got an empty file")
     parser = parser_for(data)
-    info = parse(parser, data) if parser else foreign(data)
+    return parse(parser, data) if parser else foreign(data)
+
+
+def check_header(info: ImageInfo, file_bytes: int, *, max_aspect: float, max_source_pixels: int) -> None:
+    """Refuse what should never be decoded. BadData: "zero_size", "aspect", "pixel_bomb"."""
     width, height = info.width, info.height
     if width <= 0 or height <= 0:
         raise BadData("zero_size", f"expected sides of at least 1 pixel, got {info.format} of {width}x{height}")
@@ -44,9 +55,8 @@ def probe(data: bytes, *, max_aspect: float = MAX_ASPECT, max_source_pixels: int
         raise BadData(
             "pixel_bomb",
             f"expected at most {max_source_pixels:,} pixels, got {width}x{height} = {width * height:,} in a file of "
-            f"{len(data):,} bytes: raise max_source_pixels to let it pass",
+            f"{file_bytes:,} bytes: raise max_source_pixels to let it pass",
         )
-    return info
 
 
 def parse(parser: Parser, data: bytes) -> ImageInfo:
