@@ -28,11 +28,11 @@ URGENT = -1
 
 
 class Delivery(NamedTuple):
-    """A batch on its way: `future` gives its finished sample."""
+    """A batch on its way: `future` gives its finished sample. None for one that is skipped."""
 
     planned: Planned
     step: int
-    future: Future[Sample]
+    future: Future[Sample] | None
 
 
 class StepStart(NamedTuple):
@@ -115,6 +115,7 @@ class Engine:
         first_step: int,
         finite: bool,
         threaded: bool,
+        skip_to: int = 0,
     ) -> None:
         self._feeds = feeds
         self._materialiser = materialiser
@@ -128,6 +129,7 @@ class Engine:
         self._ticket = 0
         self._failed = False
         self._closing = False
+        self._skip_to = skip_to
         self._events: queue.SimpleQueue[LaneFeed | None] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Delivery | StepStart | Failure] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -149,6 +151,10 @@ class Engine:
             else:
                 self._events.put(None)
         return event
+
+    def skip_to(self, step: int) -> None:
+        """Materialise nothing of the steps before that one. Those in the making already are finished."""
+        self._skip_to = step
 
     def close(self) -> None:
         """End the planner; a `take` that waits in another thread gets a Failure. The runner is closed by its owner."""
@@ -227,8 +233,10 @@ class Engine:
     def _send(self, planned: Planned) -> None:
         self._in_flight += 1
         self._ticket += 1
-        # Planning goes before pixels, but for the first batch: the trainer is waiting.
-        future = self._materialiser.submit(self._ticket if self._ticket > 1 else URGENT, planned.sample)
+        future = None
+        if self._step >= self._skip_to:
+            # Planning goes before pixels, but for the first batch: the trainer is waiting.
+            future = self._materialiser.submit(self._ticket if self._ticket > 1 else URGENT, planned.sample)
         # The compressed images must not outlive their decoding.
         self._out.put(Delivery(planned._replace(sample={}), self._step, future))
 

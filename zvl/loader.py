@@ -7,6 +7,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +48,9 @@ PLANNING = 0
 READERS = 8
 """The most I/O threads. A read is a whole chunk, so few keep a disk busy, and each thread that allocates costs memory:
 the C library keeps what was freed for the thread that took it (32 threads: 40 to 200 MB more than 8)."""
+
+FETCHERS = 32
+"""I/O threads where pictures are fetched late: a call for each shard of a batch, and each may wait for a server."""
 
 READ_AHEAD_BYTES = 64 << 20
 """Compressed bytes that a rank's lanes read ahead, together."""
@@ -119,6 +123,7 @@ class Loader:
         self._blocks = BlockList.read(pipeline.blocked)
         self._states = dict.fromkeys(self.lanes, LaneState(blocked=self._blocks.version))
         self._step = 0
+        self._skip_to = 0
         ledger = None if quarantine is None else rank_path(quarantine, dp_rank, dp_size)
         self._ledger = Ledger(ledger, max_bad_fraction)
         self._engine: Engine | None = None
@@ -140,40 +145,75 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        if self._broken:
-            raise ZvlError(
-                "this loader stopped at an error or an interrupt: make a new one and load the state of the last batch"
-            )
-        if self._finished:
-            raise StopIteration
-        self._broken = True
-        try:
-            batch = self._next_batch()
-            self._broken = False
-        finally:
-            if self._broken:
-                self.close()
+        batch = None
+        with self._unless_broken():
+            if not self._finished:
+                batch = self._next_batch()
         if batch is None:
             self.close()
             raise StopIteration
         return batch
 
+    @contextmanager
+    def _unless_broken(self) -> Iterator[None]:
+        """What stops inside, by an error or an interrupt, stops this loader for good."""
+        if self._broken:
+            raise ZvlError(
+                "this loader stopped at an error or an interrupt: make a new one and load the state of the last batch"
+            )
+        self._broken = True
+        try:
+            yield
+            self._broken = False
+        finally:
+            if self._broken:
+                self.close()
+
     def _next_batch(self) -> Batch | None:
         """The next batch, None at the end."""
-        engine = self._engine or self._start()
         begun = time.perf_counter()
         while True:
-            event = engine.take()
-            if isinstance(event, Failure):
-                raise event.error
+            event = self._take()
             if isinstance(event, Delivery):
                 batch = self._deliver(event)
                 self._waited += time.perf_counter() - begun
                 return batch
-            self._ledger.drop(event.dropped)
-            self._ledger.check()
             if not self._goes_on(event):
                 return None
+
+    def _take(self) -> Delivery | StepStart:
+        """The next event in order; raises what ends the stream."""
+        event = (self._engine or self._start()).take()
+        if isinstance(event, Failure):
+            raise event.error
+        if isinstance(event, StepStart):
+            self._ledger.drop(event.dropped)
+            self._ledger.check()
+        return event
+
+    def skip(self, steps: int) -> None:
+        """Jump over `steps` steps, at the cost of planning them: for a batch that makes the loss explode.
+
+        What follows, and the state, are what they would be had those steps been delivered and thrown away. Of a step
+        that has begun the rest counts as one. Images are not decoded, so none of theirs reach the ledger.
+        """
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
+            raise RecipeError(f"expected to skip a whole number of steps, 0 or more, got {steps!r}")
+        with self._unless_broken():
+            target = self._next_step() + steps
+            if self._engine is not None:
+                self._engine.skip_to(target)
+            self._skip_to = target
+            while not self._finished and self._next_step() < target:
+                event = self._take()
+                if isinstance(event, Delivery):
+                    self._pass(event.planned)
+                elif not self._goes_on(event):
+                    self.close()
+
+    def _next_step(self) -> int:
+        """The step that the next batch belongs to: the one that not all lanes have given all batches of."""
+        return min(state.batches for state in self._states.values()) // self.pipeline.batches_per_step
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch last yielded: small JSON, for `load_state_dict` of a loader on any rank count."""
@@ -216,10 +256,12 @@ class Loader:
         pipeline = self.pipeline
         threaded = self._runner_name != "inline"
         runner = make_runner(self._runner_name, self._workers)
-        reads = make_runner("threads" if threaded else "inline", min(READERS, 1 + len(self.lanes)))
+        late = any(getattr(dataset, "late", False) for dataset in pipeline.source.datasets)
+        readers = FETCHERS if late else min(READERS, 1 + len(self.lanes))
+        reads = make_runner("threads" if threaded else "inline", readers)
         self._runners = [runner, reads]
         nodes, border = pipeline.nodes(), pipeline.border
-        materialiser = Materialiser(nodes[border:], runner)
+        materialiser = Materialiser(nodes[border:], runner, reads)
         window = window_size(self._workers, self._prefetch, materialiser.splits)
         ahead = ReadAhead.fit(pipeline.source, len(self.lanes), READ_AHEAD_BYTES)
         self._engine = Engine(
@@ -231,6 +273,7 @@ class Loader:
             first_step=self._step,
             finite=pipeline.source.finite,
             threaded=threaded,
+            skip_to=self._skip_to,
         )
         weakref.finalize(self, _end, self._engine, self._runners)
         return self._engine
@@ -278,19 +321,24 @@ class Loader:
 
     def _deliver(self, delivery: Delivery) -> Batch:
         planned = delivery.planned
+        assert delivery.future is not None  # `skip` has passed those that are skipped
         sample = delivery.future.result()
         batch = Batch.from_sample(sample, step=delivery.step, lane=planned.lane)
-        self._ledger.drop(planned.dropped)
         self._ledger.deliver(sum(map(len, batch.segments)) or int(not planned.blank), batch.masked)
-        self._ledger.check()
-        before = self._states[planned.lane]
-        self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
+        self._pass(planned)
         batch.state = self.state_dict()
         self._totals["batches"] += 1
         self._totals["images"] += len(batch.image_rows)
         self._totals["tokens"] += sum(segment.stop - segment.start for row in batch.segments for segment in row)
         self._totals["loss_tokens"] += int(batch.get("num_loss_tokens", 0))
         return batch
+
+    def _pass(self, planned: Planned) -> None:
+        """Count a batch as given."""
+        self._ledger.drop(planned.dropped)
+        self._ledger.check()
+        before = self._states[planned.lane]
+        self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
 
 
 def _end(engine: Engine, runners: list[Runner]) -> None:
