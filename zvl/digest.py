@@ -91,7 +91,7 @@ def _segment_digest(fields: Mapping[str, Any], row: int, segment: Segment, batch
 def _by_row(value: Any, rows: int) -> bool:
     """Whether a field has a value for each row; images, and what goes with them, count over the whole batch."""
     if isinstance(value, np.ndarray):
-        return value.shape[:1] == (rows,)
+        return bool(value.shape[:1] == (rows,))
     return isinstance(value, list) and len(value) == rows
 
 
