@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from zvl.errors import StateError
 from zvl.mixture import Forever, Mixture, Once, Passes, PassPolicy
-from zvl.mixture.cursor import MixtureCursor, borders, lane_phase
+from zvl.mixture.cursor import LOOKS, MixtureCursor, borders, lane_phase
 from zvl.mixture.order import Shuffle
 from zvl.protocols import Pointer
 
@@ -221,6 +221,52 @@ def test_seek_goes_back_after_the_end() -> None:
     assert cursor.next() is None
     cursor.seek(begin)
     assert drain(cursor) == first
+
+
+@given(
+    sizes=SIZES,
+    policy=st.sampled_from([Once(), Passes(2), Forever()]),
+    lane=st.tuples(st.integers(0, 4), st.integers(1, 5)).filter(lambda pair: pair[0] < pair[1]),
+    shuffle=WORDS,
+    taken=st.integers(0, 60),
+    count=st.integers(0, 4),
+)
+@settings(deadline=None)
+def test_upcoming_names_the_shards_of_the_next_chunks(
+    sizes: list[int], policy: PassPolicy, lane: tuple[int, int], shuffle: Shuffle, taken: int, count: int
+) -> None:
+    source = Mixture(
+        {"a": rows(7), "b": rows(*sizes)}, passes=policy if sum(sizes) else Once(), shuffle=shuffle, chunk_rows=2
+    )
+    cursor = source.lane(*lane)
+    drawn = [pointer for pointer in take(cursor, taken) if pointer.dataset == 1]
+    state = cursor.state()
+    found = cursor.upcoming(1, count)
+    assert cursor.state() == state
+    rest = [pointer for pointer in take(cursor, 400) if pointer.dataset == 1]
+    if drawn:  # what is left of the open chunk is not behind it
+        rest = [pointer for pointer in rest if pointer[1:2] + pointer[3:] != drawn[-1][1:2] + drawn[-1][3:]]
+    chunks = dict.fromkeys((pointer.shard, *pointer[3:]) for pointer in rest)
+    expected = list(dict.fromkeys(shard for shard, *_ in chunks))
+    assert found == expected[: len(found)]
+    assert len(found) == min(count, len(expected)) or len(chunks) > LOOKS * count
+
+
+@pytest.mark.parametrize("shuffle", ["shards", "rows", "none"])
+def test_upcoming_jumps_over_the_chunks_of_a_shard(shuffle: Shuffle) -> None:
+    cursor = Mixture(rows(*[10**6] * 5), shuffle=shuffle, chunk_rows=10).lane(0, 2)
+    first = take(cursor, 1)[0].shard
+    found = cursor.upcoming(0, 5)
+    assert found[0] == first
+    assert sorted(found) == [0, 1, 2, 3, 4]
+    take(cursor, 9)
+    assert cursor.upcoming(0, 5) == found
+
+
+def test_upcoming_looks_at_a_bounded_number_of_chunks() -> None:
+    cursor = Mixture(rows(100, 100), shuffle="none", passes=Forever()).lane(0, 1)
+    assert cursor.upcoming(0, 3) == [0, 1]
+    assert cursor.upcoming(0, 0) == []
 
 
 WHERE = "cannot seek lane 1 of 4: expected "

@@ -16,6 +16,10 @@ from zvl.protocols import Pointer
 __all__ = ["MixtureCursor", "Track", "borders", "lane_phase"]
 
 
+LOOKS = 4
+"""Places that `upcoming` looks at for each shard it is asked for."""
+
+
 class MixtureCursor:
     """One lane's place in a `Mixture`. Used by one thread at a time; several cursors may run in several threads.
 
@@ -71,6 +75,14 @@ class MixtureCursor:
             self._choose_alive()
         return pointer
 
+    def upcoming(self, dataset: int, count: int) -> list[int]:
+        """Shards of the lane's next chunks of that dataset behind the open one: each once, in order, `count` at most.
+
+        Goes on into the next passes. Looks at `LOOKS` places for each shard asked for, so that it finds fewer where
+        chunks of few shards keep returning.
+        """
+        return self._tracks[dataset].upcoming(count)
+
     def state(self) -> dict[str, Any]:
         """Small JSON: all that `seek` needs; see the class for its form."""
         return {"position": self.position, "datasets": [track.place() for track in self._tracks]}
@@ -120,7 +132,7 @@ class Track:
     """One lane's place in one dataset: its pass, chunk and row; holds the row numbers of the open chunk."""
 
     __slots__ = (
-        "_chunks", "_k", "_lane", "_lanes", "_limit", "_order", "_pass", "_row", "_rows", "_shard", "_start",
+        "_chunks", "_k", "_lane", "_lanes", "_limit", "_order", "_passes", "_row", "_rows", "_shard", "_start",
         "_stop", "epoch", "exhausted", "index", "name",
     )  # fmt: skip
 
@@ -132,7 +144,8 @@ class Track:
         self._limit = limit
         self._lane = lane
         self._lanes = lanes
-        self._pass: tuple[int, PassOrder] | None = None
+        self._passes: dict[int, PassOrder] = {}
+        """The pass's order, and near its end the next one's."""
         self._shard = self._start = self._stop = 0
         self._rows: list[int] = []
         self._row = 0
@@ -149,6 +162,21 @@ class Track:
         if row + 1 == len(rows):
             self.go(self.epoch, self._k + 1, 0)
         return pointer
+
+    def upcoming(self, count: int) -> list[int]:
+        """See `MixtureCursor.upcoming`. A chunk of which no row was handed out since `go` is not open yet."""
+        shards: dict[int, None] = {}
+        epoch, k = self.epoch, self._k + bool(self._rows)
+        for _ in range(LOOKS * count):
+            if k >= self._count(epoch):
+                epoch, k = self._next_pass(epoch + 1), 0
+            if len(shards) == count or epoch == self._limit:
+                break
+            first = (self._lane - epoch) % self._lanes
+            shard, end = self._pass_order(epoch).shard_run(first + k * self._lanes)
+            shards[shard] = None
+            k = -(-(end - first) // self._lanes)
+        return list(shards)
 
     def place(self) -> list[int]:
         """[pass, k, row]."""
@@ -208,9 +236,10 @@ class Track:
         return self._rows
 
     def _pass_order(self, epoch: int) -> PassOrder:
-        if self._pass is None or self._pass[0] != epoch:
-            self._pass = epoch, self._order.pass_order(epoch)
-        return self._pass[1]
+        if epoch not in self._passes:
+            kept = {number: order for number, order in self._passes.items() if number == self.epoch}
+            self._passes = kept | {epoch: self._order.pass_order(epoch)}
+        return self._passes[epoch]
 
 
 def borders(weights: Sequence[Fraction]) -> list[int]:

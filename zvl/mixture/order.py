@@ -89,6 +89,14 @@ class PassOrder:
             index = self._by_shards(index)
         return self._table.chunk(index)
 
+    def shard_run(self, index: int) -> tuple[int, int]:
+        """The shard of the chunk at a place, and the place up to which it is sure that all are of that shard."""
+        if self._shuffle == "chunks":
+            return self.chunk(index).shard, index + 1
+        ends = self._ends if self._shuffle == "shards" else self._table.ends
+        place = int(np.searchsorted(ends, index, side="right"))
+        return int(self._shards[place]) if self._shuffle == "shards" else place, int(ends[place])
+
     def rows(self, chunk: Chunk) -> list[int]:
         """The rows of a chunk in the order of this pass, numbered as in their shard."""
         count = chunk.stop - chunk.start
