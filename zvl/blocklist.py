@@ -89,18 +89,24 @@ class BlockList:
             self._hashes[version] = hashlib.sha256(text.encode()).hexdigest()[:16]
         return self._hashes[version]
 
-    def check(self, state: Mapping[str, Any], version: int) -> None:
-        """Refuse one rank's state, whose newest lane has `version`, unless this list is that one, perhaps grown."""
-        if version > self.version:
-            raise StateError(
-                f"the state was saved with a block list of {version} lines, but {self.where} has {self.version}: lines "
-                "may only be added; give the list of that run, or start a new one"
-            )
-        if self.hash(version) != state.get("blocked", ""):
-            raise StateError(
-                f"the first {version} lines of {self.where} are not those that the state was saved with: lines may "
-                "only be added at the end; give the list of that run, or start a new one"
-            )
+    def hashes(self, versions: Collection[int]) -> dict[str, str]:
+        """What a state says of the versions that its lanes have: the hash of each but that of no lines."""
+        return {str(version): self.hash(version) for version in sorted(versions) if version}
+
+    def check(self, state: Mapping[str, Any], versions: Collection[int]) -> None:
+        """Refuse a state, whose lanes have `versions`, unless this list is that one, perhaps grown."""
+        saved = state.get("blocked", {})
+        for version in sorted(set(versions) - {0}, reverse=True):
+            if version > self.version:
+                raise StateError(
+                    f"the state was saved with a block list of {version} lines, but {self.where} has {self.version}: "
+                    "lines may only be added; give the list of that run, or start a new one"
+                )
+            if self.hash(version) != saved.get(str(version)):
+                raise StateError(
+                    f"the first {version} lines of {self.where} are not those that the state was saved with: lines may "
+                    "only be added at the end; give the list of that run, or start a new one"
+                )
 
 
 def check_line(line: str, where: str) -> None:

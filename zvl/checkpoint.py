@@ -7,9 +7,11 @@
      "state": {"0": {"clean": <source state at the last flush mark>, "delivered": 3, "batches": 41}, ...}}
 
 `delivered` counts the lane's batches since that mark, `batches` those since step 0. Where a block list is in force in
-the lane's interval, `blocked` is its version, the number of its lines; beside the lanes stands the hash of the newest
-of these versions. The state is a pure function of the
-batches yielded: never of prefetch, runner or timing.
+the lane's interval, `blocked` is its version, the number of its lines; beside the lanes stand the hashes of these
+versions. The state is a pure function of the batches yielded: never of prefetch, runner or timing.
+
+`merge` makes one state of those of all ranks; a lane's part of it means the same on any rank, so states can be cut by
+lanes and put together again.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from typing import Any
 from zvl.blocklist import BlockList
 from zvl.errors import StateError
 
-__all__ = ["VERSION", "Identity", "LaneState", "Restored", "restore"]
+__all__ = ["VERSION", "Identity", "LaneState", "Restored", "merge", "restore"]
 
 VERSION = 1
 
@@ -64,6 +66,27 @@ class Restored:
     step: int
 
 
+def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state for all ranks from the states of all ranks. Ranks that share lanes must agree on them; StateError."""
+    whole: dict[str, Any] = {**states[0], "state": {}}
+    blocked: dict[str, str] = {}
+    for rank, state in enumerate(states):
+        for name in {*state, *states[0]} - {"state", "blocked"}:
+            if state.get(name) != states[0].get(name):
+                raise StateError(f"ranks 0 and {rank} run different pipelines: their states differ in {name!r}")
+        blocked |= state.get("blocked", {})
+        for lane, value in state["state"].items():
+            if whole["state"].setdefault(lane, value) != value:
+                raise StateError(
+                    f"lane {lane} stands elsewhere on rank {rank} than on a rank before it: take all states at the "
+                    "same step"
+                )
+    whole["state"] = dict(sorted(whole["state"].items(), key=lambda item: int(item[0])))
+    if blocked:
+        whole["blocked"] = blocked
+    return whole
+
+
 def restore(
     states: Mapping[str, Any] | Sequence[Mapping[str, Any]],
     identity: Identity,
@@ -84,7 +107,7 @@ def restore(
     for rank, state in enumerate(ranks):
         _check_identity(state, identity, names, accept)
         lanes = _lanes(state)
-        (blocks or BlockList()).check(state, max([value.blocked for value in lanes.values()], default=0))
+        (blocks or BlockList()).check(state, {value.blocked for value in lanes.values()})
         for lane, value in lanes.items():
             if lane in merged:
                 raise StateError(f"lane {lane} is in two of the {len(ranks)} states: pass each rank's state once")

@@ -217,12 +217,21 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch last yielded: small JSON, for `load_state_dict` of a loader on any rank count."""
-        newest = self._blocks.hash(max(state.blocked for state in self._states.values()))
+        blocked = self._blocks.hashes({state.blocked for state in self._states.values()})
         return {
             **self._identity.to_json(),
-            **({"blocked": newest} if newest else {}),
+            **({"blocked": blocked} if blocked else {}),
             "state": {str(lane): state.to_json() for lane, state in self._states.items()},
         }
+
+    def global_state_dict(self, group: Any = None) -> dict[str, Any]:
+        """The state of all ranks as one, gathered over `group`, torch.distributed's default group if not given.
+
+        Called by all ranks of the group, after the same step. Loads on any number of ranks.
+        """
+        from zvl.distributed import gather_state
+
+        return gather_state(self.state_dict(), group)
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, accept: str = "") -> None:
         """Go on behind a saved state: one rank's, or a list of those of all ranks. Before the first batch only.
