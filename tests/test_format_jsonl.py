@@ -149,7 +149,7 @@ class Preads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls: list[tuple[int, int]] = []
         self.real = os.pread
-        monkeypatch.setattr("zvl.storage.os.pread", self)
+        monkeypatch.setattr("os.pread", self)
 
     def __call__(self, fd: int, size: int, offset: int) -> bytes:
         self.calls.append((offset, size))

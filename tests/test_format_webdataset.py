@@ -225,7 +225,7 @@ def test_a_chunk_is_one_read_of_its_own_bytes(tmp_path: Path, monkeypatch: pytes
     dataset = WebDataset(_numbered(tmp_path / "a.tar", 300))
     calls: list[tuple[int, int]] = []
     real = os.pread
-    monkeypatch.setattr("zvl.storage.os.pread", lambda fd, size, at: (calls.append((at, size)), real(fd, size, at))[1])
+    monkeypatch.setattr("os.pread", lambda fd, size, at: (calls.append((at, size)), real(fd, size, at))[1])
     rows = dataset.read(0, [130, *range(64, 128)])
     assert [row["i"] for row in rows if isinstance(row, dict)] == [130, *range(64, 128)]
     ((_, size),) = calls
@@ -236,7 +236,7 @@ def test_rows_far_apart_are_not_read_through(tmp_path: Path, monkeypatch: pytest
     dataset = WebDataset(_numbered(tmp_path / "a.tar", 40, size=40_000))
     calls: list[tuple[int, int]] = []
     real = os.pread
-    monkeypatch.setattr("zvl.storage.os.pread", lambda fd, size, at: (calls.append((at, size)), real(fd, size, at))[1])
+    monkeypatch.setattr("os.pread", lambda fd, size, at: (calls.append((at, size)), real(fd, size, at))[1])
     dataset.read(0, [0, 30])
     assert len(calls) == 4, "two pictures, long enough to be read by themselves, and two json"
     assert sum(size for _, size in calls) < 150_000
@@ -337,7 +337,7 @@ def test_a_shard_that_disappears_or_may_not_be_read_is_named(tmp_path: Path, mon
         raise PermissionError(13, "Permission denied")
 
     with monkeypatch.context() as patch:
-        patch.setattr("zvl.storage.os.open", refuse)
+        patch.setattr("os.open", refuse)
         with pytest.raises(StorageError, match=r"cannot open .*a\.tar: Permission denied"):
             dataset.read(0, [0])
     os.unlink(path)

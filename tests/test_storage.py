@@ -97,7 +97,7 @@ def test_descriptors_are_kept_bounded_and_released(tmp_path: Path) -> None:
 def test_a_kept_descriptor_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[str] = []
     real = os.open
-    monkeypatch.setattr("zvl.storage.os.open", lambda path, *a, **k: (opened.append(path), real(path, *a, **k))[1])
+    monkeypatch.setattr("os.open", lambda path, *a, **k: (opened.append(path), real(path, *a, **k))[1])
     store = LocalStore()
     (path,) = _files(tmp_path, 1)
     for _ in range(5):
@@ -142,7 +142,7 @@ def test_short_reads_of_the_kernel_are_completed(tmp_path: Path, monkeypatch: py
     (tmp_path / "f").write_bytes(DATA)
     file = LocalFile(str(tmp_path / "f"))
     real = os.pread
-    monkeypatch.setattr("zvl.storage.os.pread", lambda fd, size, at: real(fd, min(size, 100), at))
+    monkeypatch.setattr("os.pread", lambda fd, size, at: real(fd, min(size, 100), at))
     assert file.read(10, 950) == DATA[10:960]
     os.close(file.fd)
 

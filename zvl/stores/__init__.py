@@ -1,0 +1,1 @@
+"""Where files lie: one module a kind of store; `zvl.storage.store_for` picks one."""
