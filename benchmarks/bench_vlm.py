@@ -31,10 +31,10 @@ from _measure import (
 
 from zvl.explain import memory
 from zvl.hashing import Rng
-from zvl.loader import group_size
 from zvl.operator import Sample
 from zvl.pipeline import make_operator
 from zvl.runners._native import single_threaded
+from zvl.sizes import group_size
 
 GROUP, GROUPS_AHEAD, IN_FLIGHT = group_size(1), 4, 3
 """Samples tokenized at once, such groups read ahead, and batches in the making: as in the loader."""

@@ -1,22 +1,42 @@
-"""How many CPUs the loader may use."""
+"""How many CPUs the loader may use, and how many bytes a sample takes."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
-__all__ = ["cpu_budget"]
+__all__ = ["cpu_budget", "local_ranks", "nbytes", "node_cpus"]
+
+LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
+"""How launchers (torchrun, Open MPI, MPICH, Slurm) tell a rank the number of ranks on its node."""
 
 
 def cpu_budget(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """CPUs this process may keep busy: its affinity, cut to the cgroup's quota where there is one (at least 1).
+    """CPUs this process may keep busy: `node_cpus`, shared evenly by the node's ranks (at least 1).
+
+    Where Slurm bound each rank to CPUs of its own (SLURM_CPUS_PER_TASK), those are not shared any more.
 
     >>> cpu_budget() >= 1
     True
     """
+    bound = "SLURM_CPUS_PER_TASK" in os.environ
+    return max(1, node_cpus(cgroup) // (1 if bound else local_ranks()))
+
+
+def node_cpus(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+    """CPUs that this process can reach: its affinity, cut to the cgroup's quota where there is one (at least 1)."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _cgroup_quota(cgroup)
     return max(1, min(cpus, int(quota)) if quota else cpus)
+
+
+def local_ranks() -> int:
+    """Ranks of this run on this node, as the launcher says; 1 where none does."""
+    for name in LOCAL_RANKS:
+        if os.environ.get(name, "").isdigit():
+            return max(1, int(os.environ[name]))
+    return 1
 
 
 def _cgroup_quota(cgroup: Path) -> float | None:
@@ -32,3 +52,20 @@ def _cgroup_quota(cgroup: Path) -> float | None:
     if quota in ("max", "-1"):
         return None
     return int(quota) / int(period)
+
+
+def nbytes(value: Any) -> int:
+    """Bytes of what is heavy in a sample: arrays, compressed images, bytes and text.
+
+    >>> nbytes({"images": [b"12345"], "text": "abc"})
+    8
+    """
+    if isinstance(value, dict):
+        return sum(map(nbytes, value.values()))
+    if isinstance(value, list | tuple):
+        return sum(map(nbytes, value))
+    if isinstance(value, bytes | str):
+        return len(value)
+    if hasattr(value, "plan"):  # an Image, whose file will be in memory when it is materialised
+        return nbytes(value.data) if isinstance(value.data, bytes) else int(getattr(value.data, "size", 0))
+    return int(getattr(value, "nbytes", 0))

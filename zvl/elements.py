@@ -74,6 +74,8 @@ class Planned(NamedTuple):
     dropped: tuple[Dropped, ...]
     blank: bool = False
     blocked: int = 0
+    nbytes: int = 0
+    """Memory that it takes until it is delivered, in bytes; counted where there is a cap."""
 
 
 def fails_in_place(stage: Callable[P, Iterator[Element]]) -> Callable[P, Iterator[Element]]:

@@ -55,8 +55,16 @@ class Failure(NamedTuple):
 class LaneFeed:
     """One lane's chain and what is planned of it. `given` counts the batches that left it since step 0."""
 
-    def __init__(self, lane: int, stream: Iterator[Planned | Waiting], state: LaneState) -> None:
+    def __init__(
+        self,
+        lane: int,
+        stream: Iterator[Planned | Waiting],
+        state: LaneState,
+        weigh: Callable[[Sample], int] = lambda sample: 0,
+    ) -> None:
         self.lane = lane
+        self.nbytes = 0
+        self._weigh = weigh
         self.given = state.batches
         self.planned: deque[Planned | Failure] = deque()
         self.ended = False
@@ -76,6 +84,8 @@ class LaneFeed:
                 if element.blank:
                     self._leftover = element.dropped
                     continue
+                element = element._replace(nbytes=self._weigh(element.sample))
+                self.nbytes += element.nbytes
                 self.planned.append(element)
                 return None
         except ZvlError as error:
@@ -89,6 +99,7 @@ class LaneFeed:
             planned = self.planned.popleft()
             if isinstance(planned, Planned):
                 self._last = planned.clean, planned.delivered, planned.blocked
+                self.nbytes -= planned.nbytes
             return planned
         if not self.ended:
             return None
@@ -116,6 +127,7 @@ class Engine:
         finite: bool,
         threaded: bool,
         skip_to: int = 0,
+        max_bytes: int | None = None,
     ) -> None:
         self._feeds = feeds
         self._materialiser = materialiser
@@ -125,12 +137,14 @@ class Engine:
         self._per_step = batches_per_step
         self._finite = finite
         self._step, self._turn, self._announced = first_step, 0, False
-        self._in_flight = 0
+        self._in_flight = self._flying_bytes = 0
+        self._max_bytes = max_bytes
+        self.peak_bytes = 0
         self._ticket = 0
         self._failed = False
         self._closing = False
         self._skip_to = skip_to
-        self._events: queue.SimpleQueue[LaneFeed | None] = queue.SimpleQueue()
+        self._events: queue.SimpleQueue[LaneFeed | Planned] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Delivery | StepStart | Failure] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         if threaded:
@@ -147,9 +161,9 @@ class Engine:
         event = self._out.get()
         if isinstance(event, Delivery):
             if self._thread is None:
-                self._in_flight -= 1
+                self._heed(event.planned)
             else:
-                self._events.put(None)
+                self._events.put(event.planned)
         return event
 
     def skip_to(self, step: int) -> None:
@@ -159,7 +173,7 @@ class Engine:
     def close(self) -> None:
         """End the planner; a `take` that waits in another thread gets a Failure. The runner is closed by its owner."""
         self._closing = True
-        self._events.put(None)
+        self._events.put(self._feeds[0])
         self._out.put(Failure(ZvlError("the loader was closed while its next batch was awaited")))
         if self._thread is not None:
             self._thread.join()
@@ -177,9 +191,10 @@ class Engine:
         except ZvlError as error:
             self._out.put(Failure(error))
 
-    def _heed(self, event: LaneFeed | None) -> None:
-        if event is None:
+    def _heed(self, event: LaneFeed | Planned) -> None:
+        if isinstance(event, Planned):
             self._in_flight -= 1
+            self._flying_bytes -= event.nbytes
         else:
             event.waiting = False
 
@@ -187,10 +202,18 @@ class Engine:
         """One piece of work; False when there is nothing to do until an event comes."""
         dispatched = self._dispatch()
         for feed in self._in_turn():
-            if not (feed.waiting or feed.ended) and len(feed.planned) < self._ahead:
+            if not (feed.waiting or feed.ended) and len(feed.planned) < self._ahead and self._has_room(feed):
                 self._await(feed, feed.advance())
                 return True
         return dispatched
+
+    def _has_room(self, feed: LaneFeed) -> bool:
+        """Whether that lane may plan another batch: below the cap, or since the trainer would wait for ever."""
+        if self._max_bytes is None:
+            return True
+        held = self._flying_bytes + sum(feed.nbytes for feed in self._feeds)
+        self.peak_bytes = max(self.peak_bytes, held)
+        return held < self._max_bytes or (not self._in_flight and feed is self._feeds[self._turn])
 
     def _in_turn(self) -> Iterator[LaneFeed]:
         """Lanes, the one whose batch is due first."""
@@ -232,6 +255,7 @@ class Engine:
 
     def _send(self, planned: Planned) -> None:
         self._in_flight += 1
+        self._flying_bytes += planned.nbytes
         self._ticket += 1
         future = None
         if self._step >= self._skip_to:

@@ -6,12 +6,12 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from zvl.budget import cpu_budget
-from zvl.loader import READ_AHEAD_BYTES, group_size, own_lanes, window_size
+from zvl.budget import cpu_budget, local_ranks, node_cpus
 from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, RandomMap, SplitMap
 from zvl.pipeline import Pipeline, Placed
 from zvl.protocols import WorkSource
 from zvl.reader import ReadAhead
+from zvl.sizes import READ_AHEAD_BYTES, group_size, own_lanes, window_size
 
 __all__ = ["Memory", "explain", "memory"]
 
@@ -74,6 +74,7 @@ def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None)
         f"lanes   {pipeline.lanes}{on_ranks}, a flush mark every {_count(pipeline.flush_every, 'row')}; a step takes "
         f"{_count(pipeline.batches_per_step, 'batch', 'batches')} of each"
     )
+    lines.append(_cpu_line(workers))
     lines.append("")
     lines.append("plan: per lane, images stay compressed")
     lines += [_operator_line(i, placed) for i, placed in enumerate(pipeline.operators[: pipeline.border], 1)]
@@ -94,6 +95,12 @@ def _source_lines(source: WorkSource) -> Iterator[str]:
         rows = int(dataset.shard_rows.sum())
         more = f", {describe(place)}" if describe else ""
         yield f"source  {name}: {_count(rows, 'row')} in {_count(len(dataset.shards), 'shard')}{more}"
+
+
+def _cpu_line(workers: int) -> str:
+    ranks = local_ranks()
+    of_ranks = f" on each of {ranks} ranks of this node, {ranks * workers} together" if ranks > 1 else ""
+    return f"cpus    {_count(workers, 'worker')}{of_ranks}; {_count(node_cpus(), 'CPU')} within reach"
 
 
 def _operator_line(number: int, placed: Placed) -> str:

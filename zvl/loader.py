@@ -15,7 +15,7 @@ from typing import Any
 
 from zvl.batch import Batch
 from zvl.blocklist import BlockList
-from zvl.budget import cpu_budget
+from zvl.budget import cpu_budget, nbytes
 from zvl.checkpoint import LaneState, restore
 from zvl.elements import Element, Planned, Waiting
 from zvl.ends import compare_block_lists, compare_pixels, find_reducer
@@ -26,60 +26,18 @@ from zvl.ledger import Ledger, rank_path
 from zvl.masking import mask_stream, run_leniently
 from zvl.materialise import Materialiser
 from zvl.nodes import Node, run_nodes
-from zvl.operator import Accumulate
+from zvl.operator import Accumulate, Sample
 from zvl.pipeline import Pipeline
 from zvl.protocols import Runner
 from zvl.reader import ReadAhead, read_lane, read_rows
 from zvl.runners import check_runner, make_runner
 from zvl.runners._native import give_back_memory
+from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, READERS, at_least_one, group_size, own_lanes, window_size
 
-__all__ = ["Loader", "group_size", "own_lanes", "window_size"]
-
-
-def group_size(lanes: int) -> int:
-    """Samples a planning task takes at once: a future costs about 18 µs, a small sample 2 to 300. Few lanes take more,
-    which spares them changes of thread: 32 instead of 16 made a replay of one lane 5 to 9 % faster."""
-    return 32 if lanes <= 2 else 16
-
+__all__ = ["Loader"]
 
 PLANNING = 0
 """Priority number of planning and reading; batches count from 1, so planning goes first."""
-
-READERS = 8
-"""The most I/O threads. A read is a whole chunk, so few keep a disk busy, and each thread that allocates costs memory:
-the C library keeps what was freed for the thread that took it (32 threads: 40 to 200 MB more than 8)."""
-
-FETCHERS = 32
-"""I/O threads where pictures are fetched late: a call for each shard of a batch, and each may wait for a server."""
-
-READ_AHEAD_BYTES = 64 << 20
-"""Compressed bytes that a rank's lanes read ahead, together."""
-
-
-def own_lanes(lanes: int, dp_rank: int, dp_size: int) -> range:
-    """Rank r of n owns lanes [r * L / n, (r + 1) * L / n).
-
-    >>> own_lanes(8, 1, 4)
-    range(2, 4)
-    """
-    if dp_size < 1:
-        raise RecipeError(f"expected dp_size of at least 1, got {dp_size}")
-    if lanes % dp_size:
-        sizes = ", ".join(str(n) for n in range(1, lanes + 1) if lanes % n == 0)
-        raise RecipeError(f"{lanes} lanes cannot be shared by dp_size={dp_size} ranks: sizes that work are {sizes}")
-    if not 0 <= dp_rank < dp_size:
-        raise RecipeError(f"expected dp_rank in 0..{dp_size - 1} for dp_size={dp_size}, got {dp_rank}")
-    share = lanes // dp_size
-    return range(dp_rank * share, (dp_rank + 1) * share)
-
-
-def window_size(workers: int, prefetch: int | None, splits: bool) -> int:
-    """Batches planned to completion or in the making. Split ones need fewer to keep all workers busy."""
-    if prefetch is not None:
-        if prefetch < 1:
-            raise RecipeError(f"expected prefetch of at least 1 batch, got {prefetch}")
-        return prefetch
-    return max(3, workers + 1) if splits else max(4, 2 * workers)
 
 
 class Loader:
@@ -88,6 +46,8 @@ class Loader:
     - `dp_rank`, `dp_size`: which lanes are this rank's.
     - `runner`: "threads" or "inline"; `workers`: its size, by default the CPU budget.
     - `prefetch`: batches finished or in the making ahead of the trainer.
+    - `max_bytes`: planning waits while batches planned, in the making or finished take more memory than that, so that
+      at most two more are there. What operators hold is not counted: that decides the data, see `explain()`.
     - `quarantine`: a JSON-lines file for samples that were dropped or masked; of several ranks each has one,
       ``ledger.rank3.jsonl``.
     - `max_bad_fraction`: stops the run when more than this part of a rank's samples, counted since this loader began,
@@ -106,6 +66,7 @@ class Loader:
         runner: str,
         workers: int | None,
         prefetch: int | None,
+        max_bytes: int | None = None,
         quarantine: Path | None,
         max_bad_fraction: float | None,
         max_steps: int | None,
@@ -114,8 +75,9 @@ class Loader:
         self.pipeline = pipeline
         self.lanes = own_lanes(pipeline.lanes, dp_rank, dp_size)
         self._runner_name = check_runner(runner)
-        self._workers = _positive_workers(workers)
+        self._workers = at_least_one("workers", workers) or cpu_budget()
         self._prefetch = prefetch
+        self._max_bytes = at_least_one("max_bytes", max_bytes)
         self._max_steps = max_steps
         self._dp = dp_rank, dp_size
         self._reduce = find_reducer(pipeline.source.finite, dp_size, max_steps, reducer)
@@ -247,7 +209,8 @@ class Loader:
 
     def stats(self) -> dict[str, Any]:
         """Totals since this loader began: batches, images, tokens, seconds waited in `next`, what left the stream."""
-        return {**self._totals, "waited_s": self._waited, "dropped": dict(self._ledger.counts)}
+        peak = {"peak_bytes": self._engine.peak_bytes} if self._engine and self._max_bytes else {}
+        return {**self._totals, "waited_s": self._waited, "dropped": dict(self._ledger.counts), **peak}
 
     def close(self) -> None:
         """End all threads and close all files. Safe to call twice."""
@@ -272,7 +235,7 @@ class Loader:
         nodes, border = pipeline.nodes(), pipeline.border
         materialiser = Materialiser(nodes[border:], runner, reads)
         window = window_size(self._workers, self._prefetch, materialiser.splits)
-        ahead = ReadAhead.fit(pipeline.source, len(self.lanes), READ_AHEAD_BYTES)
+        ahead = ReadAhead.fit(pipeline.source, len(self.lanes), min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize))
         self._engine = Engine(
             [self._feed(lane, nodes[:border], runner, reads, ahead) for lane in self.lanes],
             materialiser,
@@ -283,6 +246,7 @@ class Loader:
             finite=pipeline.source.finite,
             threaded=threaded,
             skip_to=self._skip_to,
+            max_bytes=self._max_bytes,
         )
         weakref.finalize(self, _end, self._engine, self._runners)
         return self._engine
@@ -311,7 +275,15 @@ class Loader:
                 group = group_size(len(self.lanes))
                 stream = parallel(stream, partial(_submit, runner, segment, newly), depth, group)
         planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience())
-        return LaneFeed(lane, mask_stream(planned, newly) if newly else planned, state)
+        planned = mask_stream(planned, newly) if newly else planned
+        return (
+            LaneFeed(lane, planned, state) if self._max_bytes is None else LaneFeed(lane, planned, state, self._weigh)
+        )
+
+    def _weigh(self, sample: Sample) -> int:
+        """Bytes of a planned batch and of what it will become."""
+        later: list[Any] = [placed.operator for placed in self.pipeline.operators[self.pipeline.border :]]
+        return nbytes(sample) + sum(int(one.result_bytes(sample)) for one in later if hasattr(one, "result_bytes"))
 
     def _patience(self) -> int:
         """Intervals without a batch that a lane may have: a pass of the data, and 100,000 rows at least."""
@@ -357,12 +329,6 @@ def _end(engine: Engine, runners: list[Runner]) -> None:
     for runner in runners:
         runner.close()
     runners.clear()
-
-
-def _positive_workers(workers: int | None) -> int:
-    if workers is not None and workers < 1:
-        raise RecipeError(f"expected at least 1 worker, got {workers}")
-    return workers or cpu_budget()
 
 
 def _submit(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -106,6 +107,10 @@ class Patchify(SplitMap):
     @cached_property
     def _options(self) -> DecodeOptions:
         return DecodeOptions(background=self.background, icc=self.icc, jpeg_scale=self.jpeg_scale)
+
+    def result_bytes(self, sample: Sample) -> int:
+        """Bytes of the `pixel_values` that a planned batch will have."""
+        return sum(image.plan.rows for image in probed(sample)) * math.prod(self.processor.layout.row_shape)
 
     def begin(self, sample: Sample) -> tuple[Work, Sequence[Part]]:
         """Allocate `pixel_values`; one part an image."""
