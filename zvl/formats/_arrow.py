@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -25,13 +25,17 @@ __all__ = ["RangeFile", "arrow_errors", "pick", "runs", "table_rows", "to_sample
 class RangeFile(io.RawIOBase):
     """The bytes [start, start + size) of a file, with a place of its own: what pyarrow reads from.
 
-    The file must stay open meanwhile. pyarrow sees failed reads as OSError, which StorageError is.
+    `known` holds what was read already, by its start. The file must stay open meanwhile. pyarrow sees failed reads as
+    OSError, which StorageError is.
     """
 
-    def __init__(self, file: File, start: int = 0, size: int | None = None) -> None:
+    def __init__(
+        self, file: File, start: int = 0, size: int | None = None, known: Mapping[int, bytes] | None = None
+    ) -> None:
         self._file = file
         self._start = start
         self._size = file.state().size - start if size is None else size
+        self._known = known or {}
         self._at = 0
 
     def readable(self) -> bool:
@@ -55,7 +59,9 @@ class RangeFile(io.RawIOBase):
         """Up to `size` bytes from here on; all that are left for -1."""
         left = max(0, self._size - self._at)
         size = left if size < 0 else min(size, left)
-        data = self._file.read(self._start + self._at, size) if size else b""
+        data = self._known.get(self._start + self._at, b"")[:size]
+        if len(data) < size:
+            data = self._file.read(self._start + self._at, size)
         self._at += size
         return data
 
@@ -86,24 +92,19 @@ def runs(rows: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def pick(
-    first: npt.NDArray[np.int64], rows: Sequence[int], load: Callable[[int], pa.Table], where: str
+    first: npt.NDArray[np.int64], rows: Sequence[int], load: Callable[[int, bool], pa.Table], where: str
 ) -> list[dict[str, Any]]:
-    """Those rows of a file in pieces, in the order asked; `load` gets each piece that has some of them, once.
-
-    `first` holds the number of rows before each piece, and at the end of all. IndexError for rows out of range.
+    """Those rows of a file in pieces, rising and each once; `load` gets each piece that has some of them, once, and
+    whether all of its rows are wanted. `first` holds the number of rows before each piece, and at the end of all.
     """
-    count = int(first[-1])
-    for row in rows:
-        if not 0 <= row < count:
-            raise IndexError(f"expected a row in 0..{count - 1}, got {row}")
-    found: dict[int, dict[str, Any]] = {}
-    wanted = np.unique(np.asarray(rows, np.int64))
+    found: list[dict[str, Any]] = []
+    wanted = np.asarray(rows, np.int64)
     places = np.searchsorted(first, wanted, side="right") - 1
     for place in np.unique(places).tolist():
-        numbers = wanted[places == place]
-        values = table_rows(load(place), (numbers - first[place]).tolist(), where)
-        found.update(zip(numbers.tolist(), values, strict=True))
-    return [dict(found[row]) for row in rows]
+        numbers = wanted[places == place] - first[place]
+        table = load(place, len(numbers) == first[place + 1] - first[place])
+        found += table_rows(table, numbers.tolist(), where)
+    return found
 
 
 def table_rows(table: pa.Table, rows: Sequence[int], where: str) -> list[dict[str, Any]]:
@@ -118,8 +119,8 @@ def table_rows(table: pa.Table, rows: Sequence[int], where: str) -> list[dict[st
 def to_sample(row: dict[str, Any], where: str, folder: str) -> Sample | BadData:
     """A row of Arrow values as a sample; `messages` without the nulls of keys that a message does not have."""
     try:
-        if isinstance(row.get("messages"), list):
-            row["messages"] = without_nulls(row["messages"])
+        if isinstance(messages := row.get("messages"), list):
+            row = row | {"messages": without_nulls(messages)}
         return canonical(row, where, folder)
     except BadData as error:
         return error

@@ -11,7 +11,7 @@ from zvl.formats._rows import parse_json
 from zvl.operator import Sample
 from zvl.storage import read_object
 
-__all__ = ["canonical", "decode_text", "without_nulls"]
+__all__ = ["canonical", "decode_text", "picture", "without_nulls"]
 
 IMAGE_STRUCT = frozenset(("bytes", "path"))
 
@@ -24,7 +24,10 @@ def canonical(row: Mapping[str, Any], where: str, folder: str = "") -> Sample:
     lists. `images` is a list then, also of one; a column `image` becomes it where there is no `images`: one picture,
     several, or none for null. All else stays as it is. BadData("json"), ("missing"), ("images").
     """
-    sample = {name: _pictures(value, folder, where) for name, value in row.items()}
+    sample = {
+        name: _pictures(value, folder, where) if isinstance(value, dict | list) else value
+        for name, value in row.items()
+    }
     messages = sample.get("messages")
     if isinstance(messages, str | bytes):
         data = messages.encode("utf-8", "surrogatepass") if isinstance(messages, str) else messages
@@ -36,6 +39,18 @@ def canonical(row: Mapping[str, Any], where: str, folder: str = "") -> Sample:
     if isinstance(sample.get("images"), bytes):
         sample["images"] = [sample["images"]]
     return sample
+
+
+def picture(value: Any, place: int, where: str, folder: str = "") -> bytes | BadData:
+    """What `canonical` makes of the stored `value` of `images`, of one place; BadData("missing") for what is gone."""
+    stored = value if isinstance(value, list) else [value]
+    try:
+        found = _pictures(stored[place], folder, where) if place < len(stored) else None
+    except BadData as error:
+        return error
+    if isinstance(found, bytes):
+        return found
+    return BadData("missing", f"{where}: expected a picture at place {place}, found {type(found).__name__}")
 
 
 def without_nulls(value: Any) -> Any:
@@ -64,8 +79,8 @@ def _is_picture(value: Any) -> bool:
 
 
 def _pictures(value: Any, folder: str, where: str) -> Any:
-    """`value` with Hugging Face's image structs replaced by bytes."""
-    if isinstance(value, list) and any(_is_struct(item) for item in value):
+    """`value`, a list or dict, with Hugging Face's image structs replaced by bytes."""
+    if isinstance(value, list) and any(map(_is_struct, value)):
         return [_pictures(item, folder, where) for item in value]
     if not _is_struct(value):
         return value

@@ -14,7 +14,8 @@ import numpy.typing as npt
 from zvl.errors import BadData, RecipeError, StorageError
 from zvl.formats._example import parse_example
 from zvl.formats._fields import canonical, decode_text
-from zvl.formats._held import Held
+from zvl.formats._files import Files, check_rows
+from zvl.formats._held import Held, one
 from zvl.formats._index import Kind, Shards
 from zvl.formats._optional import optional
 from zvl.formats._rows import parse_json
@@ -33,7 +34,7 @@ READERS = 64
 LISTS = frozenset(("images",))
 
 
-class ArrayRecord:
+class ArrayRecord(Files):
     """Rows of ArrayRecord files: a file is a shard, a record is a row. Needs ``pip install zvl[arrayrecord]``.
 
     Files end in ``.array_record`` or ``.arrayrecord``, or are numbered as TensorFlow Datasets does, which keeps several
@@ -47,6 +48,8 @@ class ArrayRecord:
 
     A row comes back as BadData("format") for a record that is neither, ("json"), ("text"), ("missing").
     """
+
+    _shards: Shards
 
     def __init__(
         self,
@@ -64,8 +67,9 @@ class ArrayRecord:
         _module()
         self.on_error = on_error
         self.records = records
+        self._readers: Held[Any] = Held(READERS, one)
+        """A reader that is forgotten closes when its last read is done."""
         self._shards = Shards(_files(path), KIND)
-        self._wake()
 
     @staticmethod
     def sniff(path: str) -> bool:
@@ -75,27 +79,10 @@ class ArrayRecord:
         folder = absolute(path)
         return os.path.isdir(folder) and any(NAME.search(name) for name in os.listdir(folder))
 
-    @property
-    def shards(self) -> Sequence[str]:
-        """The files' names relative to their common folder, sorted."""
-        return self._shards.names
-
-    @property
-    def shard_rows(self) -> npt.NDArray[np.int64]:
-        """Records of each file, int64, shape (shards,)."""
-        return self._shards.rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Mean bytes of a record as it is stored, mostly compressed."""
-        return max(1, int(self._shards.sizes.sum()) // max(int(self.shard_rows.sum()), 1))
-
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked, by one call. StorageError if the file changed or is damaged."""
         count = int(self.shard_rows[shard])
-        for row in rows:
-            if not 0 <= row < count:
-                raise IndexError(f"expected a row in 0..{count - 1}, got {row}")
+        check_rows(rows, count)
         with self._shards.open(shard) as file:
             reader = self._readers.get(shard, lambda: _open(file.path, count))
             try:
@@ -108,22 +95,6 @@ class ArrayRecord:
     def fingerprint(self) -> Any:
         """The format, how records are read, and name, size in bytes and rows of each file."""
         return {"format": "arrayrecord", "records": self.records, "shards": self._shards.fingerprint()}
-
-    def close(self) -> None:
-        """Release descriptors and readers; a later read opens anew."""
-        self._shards.close()
-        self._readers.clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_readers"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._wake()
-
-    def _wake(self) -> None:
-        """A reader that is forgotten closes when its last read is done."""
-        self._readers: Held[Any] = Held(READERS, lambda reader: 1)
 
     def _sample(self, data: bytes, where: str) -> Sample | BadData:
         if self.records == "bytes":

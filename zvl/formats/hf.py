@@ -6,19 +6,15 @@ import json
 import mmap
 import os
 from collections.abc import Sequence
-from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
-from zvl.errors import BadData, RecipeError, StorageError
-from zvl.formats._arrow import arrow_errors, pick, to_sample
+from zvl.errors import RecipeError, StorageError
+from zvl.formats._arrow import arrow_errors, pick
 from zvl.formats._arrow_stream import index_stream
-from zvl.formats._held import CACHE_BYTES, Held
+from zvl.formats._columns import Columns
+from zvl.formats._held import CACHE_BYTES, Held, cache_limit, nbytes, one
 from zvl.formats._index import Kind, Shards
 from zvl.formats._optional import optional
-from zvl.operator import Sample
 from zvl.paths import absolute
 from zvl.storage import File, store_for
 
@@ -33,7 +29,7 @@ MAPPINGS = 64
 """Files that are mapped at a time."""
 
 
-class Hf:
+class Hf(Columns):
     """Rows of a dataset saved by `datasets` (``Dataset.save_to_disk``, ``DatasetDict.save_to_disk``): its Arrow files
     are the shards. Needs ``pip install zvl[hf]``, and no `datasets`.
 
@@ -47,6 +43,8 @@ class Hf:
     A row comes back as BadData: "json", or "missing" for an image without bytes whose file does not exist.
     """
 
+    _shards: Shards
+
     def __init__(
         self,
         path: str,
@@ -56,17 +54,16 @@ class Hf:
         cache_bytes: int = CACHE_BYTES,
     ) -> None:
         _pyarrow()
-        if cache_bytes < 0:
-            raise RecipeError(f"expected cache_bytes of at least 0, got {cache_bytes}")
         self.on_error = on_error
-        self.cache_bytes = cache_bytes
+        self.cache_bytes = cache_limit(cache_bytes)
+        self._mapped: Held[Any] = Held(MAPPINGS, one)
+        self._batches: Held[pa.Table] = Held(self.cache_bytes, nbytes)
         self.folder = _split_folder(absolute(path).rstrip("/"), split)
         names = _data_files(self.folder)
         self._shards = Shards(self.folder, Kind("hf", 1, names, index_stream))
         if self._shards.names != names:
             missing = sorted(set(names) - set(self._shards.names))
             raise StorageError(f"{self.folder}/{STATE} lists {', '.join(missing)}, which is not there; copy it there")
-        self._wake()
 
     @staticmethod
     def sniff(path: str) -> bool:
@@ -77,49 +74,30 @@ class Hf:
         names = os.listdir(folder) if os.access(folder, os.R_OK) else []
         return SPLITS in names or (STATE in names and any(name.endswith(".arrow") for name in names))
 
-    @property
-    def shards(self) -> Sequence[str]:
-        """The files' names, sorted."""
-        return self._shards.names
-
-    @property
-    def shard_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of each file, int64, shape (shards,)."""
-        return self._shards.rows
-
-    @cached_property
-    def row_bytes(self) -> int:
-        """Mean bytes of a row."""
-        return max(1, int(self._shards.sizes.sum()) // max(int(self.shard_rows.sum()), 1))
-
-    def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
-        """Those rows, in the order asked. StorageError if the file changed."""
-        first = self._shards.table(shard)["first"]
-        path = self._shards.path(shard)
-        with self._shards.open(shard) as file:
-            found = pick(first, rows, lambda batch: self._batch(shard, batch, file), path)
-        return [to_sample(row, f"{path} row {number}", self.folder) for row, number in zip(found, rows, strict=True)]
-
     def fingerprint(self) -> Any:
         """The format, and name, size in bytes and rows of each file."""
         return {"format": "hf", "shards": self._shards.fingerprint()}
 
-    def close(self) -> None:
-        """Release descriptors, mappings and batches; a later read opens anew."""
-        self._shards.close()
-        self._mapped.clear()
-        self._batches.clear()
+    def _schema(self, shard: int) -> pa.Schema:
+        with arrow_errors(self._shards.path(shard)):
+            return _read_schema(self._shards.table(shard)["schema"].tobytes())
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_mapped", "_batches")}
+    def _take(self, shard: int, rows: Sequence[int], columns: Sequence[str] | None) -> list[dict[str, Any]]:
+        """Columns that are not named stay untouched in mapped files; of others, batches are read whole."""
+        first = self._shards.table(shard)["first"]
+        with self._shards.open(shard) as file:
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._wake()
+            def load(batch: int, whole: bool) -> pa.Table:
+                table = self._batch(shard, batch, file)
+                return table if columns is None else table.select(list(columns))
 
-    def _wake(self) -> None:
-        self._mapped: Held[Any] = Held(MAPPINGS, lambda _: 1)
-        self._batches: Held[Any] = Held(self.cache_bytes, lambda table: int(table.nbytes))
+            return pick(first, rows, load, file.path)
+
+    def _where(self, shard: int) -> str:
+        return self._shards.path(shard)
+
+    def _folder(self, shard: int) -> str:
+        return self.folder
 
     def _batch(self, shard: int, batch: int, file: File) -> pa.Table:
         table = self._shards.table(shard)
@@ -148,13 +126,17 @@ def _map(file: Any) -> Any:
     return _pyarrow().py_buffer(mapping)
 
 
+def _read_schema(message: bytes) -> pa.Schema:
+    pa = _pyarrow()
+    return pa.ipc.read_schema(pa.py_buffer(message))
+
+
 def _parse(message: Any, schema: bytes, path: str) -> pa.Table:
     """A record batch from its message; of mapped files nothing is copied. Checked whole, once: pyarrow believes offsets
     that point outside, and the process would die."""
     pa = _pyarrow()
     with arrow_errors(path):
-        read = pa.ipc.read_schema(pa.py_buffer(schema))
-        batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), read)
+        batch = pa.ipc.read_record_batch(pa.ipc.read_message(message), _read_schema(schema))
         table = pa.Table.from_batches([batch])
         table.validate(full=True)
         return table

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -13,10 +13,13 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zvl.errors import BadData, RecipeError, StorageError, ZvlError
-from zvl.formats._arrow import table_rows, to_sample
+from zvl.errors import RecipeError, StorageError, ZvlError
+from zvl.formats._arrow import table_rows
+from zvl.formats._columns import Columns
+from zvl.formats._held import Held, one
+from zvl.formats._index import Stamp
 from zvl.formats._optional import optional
-from zvl.operator import Sample
+from zvl.hashing import hash_text
 from zvl.paths import absolute
 from zvl.storage import store_for
 
@@ -25,6 +28,8 @@ __all__ = ["Lance"]
 SUFFIX = ".lance"
 VERSIONS = "_versions"
 PROBED_ROWS = 16
+READING = 1
+"""Counts the ways in which rows and pictures were read, see Stamp."""
 PLACE_IN_RUST = re.compile(r", /\S+\.rs:\d+:\d+")
 
 
@@ -36,6 +41,8 @@ class Piece(NamedTuple):
     start: int
     """Rows of the dataset before its own."""
     files: tuple[tuple[str, int | None], ...]
+    deleted: str
+    """The file that says which rows were deleted, "" for none."""
 
 
 class Opened(NamedTuple):
@@ -47,9 +54,11 @@ class Opened(NamedTuple):
     plain: list[str]
     blobs: list[str]
     """Columns whose values `take` does not give."""
+    schema: Any
+    """All columns, blobs behind the rest, as a row has them."""
 
 
-class Lance:
+class Lance(Columns):
     """Rows of a Lance dataset: the folder that holds ``_versions``. Needs ``pip install zvl[lance]``.
 
     A shard is a fragment. Rows that were deleted do not count. The version is pinned: the latest when the dataset is
@@ -62,8 +71,6 @@ class Lance:
     pylance does not work in forked processes: those that read are to be spawned.
     """
 
-    _held: Opened | None
-
     def __init__(self, path: str, *, on_error: Literal["raise", "drop"] = "raise", version: int | None = None) -> None:
         if version is not None and (isinstance(version, bool) or not isinstance(version, int) or version < 1):
             raise RecipeError(f"expected version to be a whole number from 1, got {version!r}")
@@ -74,7 +81,8 @@ class Lance:
         opened = _open(self.root, version)
         self.version = int(opened.dataset.version)
         self._pieces = opened.pieces
-        self._wake(opened)
+        self._held: Held[Opened] = Held(0, one)
+        self._held.get("", lambda: opened)
         if "://" not in self.root:
             _check_files(self.root, opened)
 
@@ -107,16 +115,6 @@ class Lance:
             mean = max(mean, sum(len(blob or b"") for blob in blobs) // len(rows))
         return max(1, mean)
 
-    def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
-        """Those rows, in the order asked, by one `take`. StorageError if a file is gone or damaged."""
-        count = self._pieces[shard].rows
-        for row in rows:
-            if not 0 <= row < count:
-                raise IndexError(f"expected a row in 0..{count - 1}, got {row}")
-        wanted, where = sorted(set(rows)), self._where(shard)
-        found = dict(zip(wanted, _take(self._opened(), shard, wanted, where), strict=True)) if wanted else {}
-        return [to_sample(dict(found[row]), f"{where} row {row}", self.root) for row in rows]
-
     def fingerprint(self) -> Any:
         """The format, the version, and name, bytes, rows and data files of each fragment.
 
@@ -130,35 +128,40 @@ class Lance:
 
     def close(self) -> None:
         """Let go of pylance's dataset and its caches; a later read opens the same version again."""
-        with self._lock:
-            self._held = None
+        self._held.clear()
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_held", "_lock")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._wake(None)
-
-    def _wake(self, opened: Opened | None) -> None:
-        self._lock = threading.Lock()
-        self._held = opened
+    def stamp(self, shard: int) -> Stamp:
+        """What an index of the shard's pictures belongs to. Lance changes no file: names tell content."""
+        piece = self._pieces[shard]
+        names = hash_text(json.dumps([piece.files, piece.deleted])) >> 1
+        size = sum(size or 0 for _, size in piece.files)
+        return Stamp(f"{self.root}/{piece.name}", size, names, READING)
 
     def _opened(self) -> Opened:
         """The pinned version; opened again after `close` or in another process."""
-        with self._lock:
-            if self._held is None:
-                opened = _open(self.root, self.version)
-                if opened.pieces != self._pieces:
-                    raise StorageError(
-                        f"{self.root}: version {self.version} is no longer what was opened first: another dataset has "
-                        "been written to its place; restore it, or open the dataset anew"
-                    )
-                self._held = opened
-            return self._held
+        return self._held.get("", self._open_again)
+
+    def _open_again(self) -> Opened:
+        opened = _open(self.root, self.version)
+        if opened.pieces != self._pieces:
+            raise StorageError(
+                f"{self.root}: version {self.version} is no longer what was opened first: another dataset has "
+                "been written to its place; restore it, or open the dataset anew"
+            )
+        return opened
+
+    def _schema(self, shard: int) -> Any:
+        return self._opened().schema
+
+    def _take(self, shard: int, rows: Sequence[int], columns: Sequence[str] | None) -> list[dict[str, Any]]:
+        """Those rows, by one `take` for all columns but blobs."""
+        return _take(self._opened(), shard, list(rows), self._where(shard), columns)
 
     def _where(self, shard: int) -> str:
         return f"{self.root} (version {self.version}), {self._pieces[shard].name}"
+
+    def _folder(self, shard: int) -> str:
+        return self.root
 
 
 def _open(root: str, version: int | None) -> Opened:
@@ -180,21 +183,22 @@ def _open(root: str, version: int | None) -> Opened:
 
 
 def _describe(dataset: Any) -> Opened:
+    import pyarrow as pa
+
     pairs, start = [], 0
     for fragment in dataset.get_fragments():
         rows = int(fragment.count_rows())
         files = tuple((file.path, file.file_size_bytes) for file in fragment.data_files())
-        pairs.append((Piece(f"fragment-{fragment.fragment_id:06d}", rows, start, files), fragment))
+        deleted = fragment.deletion_file() or ""
+        pairs.append((Piece(f"fragment-{fragment.fragment_id:06d}", rows, start, files, deleted), fragment))
         start += rows
     pairs.sort(key=lambda pair: pair[0].name)
     names = {name: _is_blob(dataset.schema.field(name)) for name in dataset.schema.names}
-    return Opened(
-        dataset,
-        tuple(fragment for _, fragment in pairs),
-        tuple(piece for piece, _ in pairs),
-        [name for name, blob in names.items() if not blob],
-        [name for name, blob in names.items() if blob],
-    )
+    plain = [name for name, blob in names.items() if not blob]
+    blobs = [name for name, blob in names.items() if blob]
+    fragments, pieces = tuple(fragment for _, fragment in pairs), tuple(piece for piece, _ in pairs)
+    schema = pa.schema([dataset.schema.field(name) for name in (*plain, *blobs)])
+    return Opened(dataset, fragments, pieces, plain, blobs, schema)
 
 
 def _is_blob(field: Any) -> bool:
@@ -203,16 +207,20 @@ def _is_blob(field: Any) -> bool:
     return marked or getattr(field.type, "extension_name", "").startswith("lance.blob")
 
 
-def _take(opened: Opened, shard: int, rows: list[int], where: str) -> list[dict[str, Any]]:
-    """Those rows, rising and each once, as dicts."""
+def _take(
+    opened: Opened, shard: int, rows: list[int], where: str, columns: Sequence[str] | None
+) -> list[dict[str, Any]]:
+    """Those rows, rising and each once, as dicts; blobs behind the rest."""
+    plain = [name for name in opened.plain if columns is None or name in columns]
     found: list[dict[str, Any]] = [{} for _ in rows]
-    if opened.plain:
+    if plain:
         with _lance_errors(f"{where}: cannot be read", _READ_ADVICE):
-            table = opened.fragments[shard].take(rows, columns=opened.plain)
+            table = opened.fragments[shard].take(rows, columns=plain)
         found = table_rows(table, range(len(rows)), where)
     for name in opened.blobs:
-        for values, blob in zip(found, _blobs(opened, shard, rows, name, where), strict=True):
-            values[name] = blob
+        if columns is None or name in columns:
+            for values, blob in zip(found, _blobs(opened, shard, rows, name, where), strict=True):
+                values[name] = blob
     return found
 
 
