@@ -11,7 +11,7 @@ import struct
 
 from zvl.protocols import Pixels
 
-__all__ = ["orient", "orientation"]
+__all__ = ["orient", "orient_point", "orientation"]
 
 TAG = 0x0112
 MOST_ENTRIES = 1000
@@ -70,3 +70,21 @@ def orient(pixels: Pixels, orientation: int) -> Pixels:
     if orientation in (3, 4, 7, 8):
         pixels = pixels[::-1]
     return pixels
+
+
+def orient_point(x: float, y: float, size: tuple[int, int], orientation: int) -> tuple[float, float]:
+    """Where a point of a stored picture of `size` (width, height) lies once `orient` has turned it.
+
+    Coordinates are in pixels from the left upper corner: pixel (0, 0) reaches from 0 to 1, the picture to `size`.
+
+    >>> orient_point(10, 20, (640, 480), 6)
+    (460, 10)
+    """
+    width, height = size
+    if orientation >= 5:
+        x, y, width, height = y, x, height, width
+    if orientation in (2, 3, 6, 7):
+        x = width - x
+    if orientation in (3, 4, 7, 8):
+        y = height - y
+    return x, y

@@ -57,6 +57,7 @@ class QwenLayout:
     image_token: ClassVar[str] = "<|image_pad|>"
     expand: ClassVar[Literal["ids", "text"]] = "ids"
     max_aspect: ClassVar[float] = 200
+    resizes_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name in ("patch_size", "merge_size", "temporal_patch_size", "min_pixels"):

@@ -48,6 +48,7 @@ class PaliGemma(SquareLayout):
     image_token: ClassVar[str] = "<image>"
     expand: ClassVar[Literal["ids", "text"]] = "ids"
     encode_apart: ClassVar[bool] = True
+    resizes_whole: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -43,6 +43,7 @@ class Pixtral(LlavaLayout):
     """Side of the block of patches that becomes one token, in patches: 2 for Mistral Small 3.1."""
 
     image_token: ClassVar[str] = "[IMG]"
+    resizes_whole: ClassVar[bool] = True
     at_least_one: ClassVar[Sequence[str]] = ("longest_edge", "patch_size", "spatial_merge_size")
 
     @classmethod
