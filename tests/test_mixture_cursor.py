@@ -3,7 +3,6 @@ from __future__ import annotations
 import json
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
 from itertools import islice
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -174,8 +173,10 @@ def test_phases_are_evenly_spaced(seed: int, lanes: int) -> None:
 
 
 def test_borders_are_exact() -> None:
-    assert borders([Fraction(5)]) == []
-    assert borders([Fraction(1), Fraction(1), Fraction(1)]) == [2**64 // 3, 2**65 // 3]
+    assert borders([5]) == []
+    assert borders([1, 1, 1]) == [2**64 // 3, 2**65 // 3]
+    assert borders([0, 0]) == [2**63]
+    assert borders([0, 1, 0]) == [0, 2**64]
 
 
 def test_threads_get_what_one_thread_gets() -> None:

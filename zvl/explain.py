@@ -95,6 +95,8 @@ def _source_lines(source: WorkSource) -> Iterator[str]:
         rows = int(dataset.shard_rows.sum())
         more = f", {describe(place)}" if describe else ""
         yield f"source  {name}: {_count(rows, 'row')} in {_count(len(dataset.shards), 'shard')}{more}"
+    weights = getattr(source, "describe_weights", None)
+    yield from (f"source  {line}" for line in (weights() if weights else ()))
 
 
 def _cpu_line(workers: int) -> str:

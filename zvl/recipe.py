@@ -2,15 +2,18 @@
 
 ::
 
-    seed = 17                        # also: flush_every, batches_per_step, chunk_rows, shuffle, blocked
+    seed = 17                        # also: flush_every, batches_per_step, chunk_rows, shuffle, blocked, weigh_by
     lanes = 8
     [processor]                      # layout and tokenizer, or path; chat_template, resize; the layout's settings
     layout = "qwen2_5_vl"
     tokenizer = "assets/tokenizer"
     [[dataset]]                      # name, path (or a list); weight, passes, format, on_error, shuffle, options,
-                                     # min_pixels and max_pixels of its images
+                                     # min_pixels and max_pixels of its images; tokens_per_row, for weigh_by
     name = "photos"
     path = "data/*.tar"
+    [[schedule]]                     # instead of weight: at, in rows of a lane (or what schedule_by says); weights
+    at = 0
+    weights = {photos = 1.0}
     [[operator]]                     # use: an installed operator, with its fields; parallelism
     use = "pack"
     max_tokens = 4096
@@ -34,6 +37,7 @@ from typing import Any, Literal
 
 from zvl.errors import RecipeError, RegistryError, StorageError
 from zvl.mixture.order import Shuffle
+from zvl.mixture.shares import ScheduleBy, WeighBy
 from zvl.pipeline import Pipeline
 from zvl.recipe_fields import FieldError, advice, build
 from zvl.recipe_operators import OperatorMaker
@@ -42,7 +46,7 @@ from zvl.recipe_processor import make_processor
 
 __all__ = ["load_recipe", "parse_recipe"]
 
-TABLES = ("processor", "dataset", "operator")
+TABLES = ("processor", "dataset", "schedule", "operator")
 PROBE = "probe_images"
 
 
@@ -56,6 +60,8 @@ class RunTable:
     batches_per_step: int = 1
     chunk_rows: int = 64
     shuffle: Shuffle = "chunks"
+    weigh_by: WeighBy = "samples"
+    schedule_by: ScheduleBy = "rows"
     blocked: str | None = None
 
 
@@ -65,7 +71,8 @@ class DatasetTable:
 
     name: str
     path: str | list[str]
-    weight: float = 1.0
+    weight: float | None = None
+    tokens_per_row: float | None = None
     passes: int | str = "forever"
     format: str | None = None
     on_error: Literal["raise", "drop"] = "raise"
@@ -73,6 +80,14 @@ class DatasetTable:
     min_pixels: int | None = None
     max_pixels: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PointTable:
+    """One [[schedule]]."""
+
+    at: int
+    weights: dict[str, float]
 
 
 def load_recipe(path: str | os.PathLike[str]) -> Pipeline:
@@ -123,7 +138,9 @@ class _Parser:
         with self._blame():
             source = Mixture(
                 {name: self._open(place, own) for place, (name, own) in enumerate(datasets.items())},
-                weights={name: own.weight for name, own in datasets.items()},
+                **self._weights(datasets),
+                weigh_by=run.weigh_by,
+                schedule_by=run.schedule_by,
                 passes=passes,
                 shuffle={name: own.shuffle or run.shuffle for name, own in datasets.items()},
                 chunk_rows=run.chunk_rows,
@@ -160,6 +177,27 @@ class _Parser:
                         raise FieldError(key, f"{key}: {what}, which would set it: say it in one place")
                 bounds.setdefault(key, {})[name] = value
         return bounds
+
+    def _weights(self, datasets: Mapping[str, DatasetTable]) -> dict[str, Any]:
+        """The weights and the numbers of tokens, as arguments of Mixture."""
+        schedule = []
+        for place, table in enumerate(self._tables("schedule")):
+            with self._blame("schedule", place):
+                point = build(PointTable, table)
+                schedule.append((point.at, point.weights))
+        for place, (name, own) in enumerate(datasets.items()):
+            with self._blame("dataset", place, name):
+                if schedule and own.weight is not None:
+                    raise FieldError(
+                        "weight", "weight: the recipe has a [[schedule]], whose points say it: leave it out"
+                    )
+        tokens = {name: own.tokens_per_row for name, own in datasets.items() if own.tokens_per_row is not None}
+        weights = {name: 1.0 if own.weight is None else own.weight for name, own in datasets.items()}
+        return {
+            "weights": None if schedule else weights,
+            "schedule": schedule or None,
+            "tokens_per_row": tokens or None,
+        }
 
     def _check_keys(self) -> None:
         known = [*TABLES, *RunTable.__dataclass_fields__]

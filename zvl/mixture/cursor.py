@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from fractions import Fraction
+from itertools import accumulate
 from math import gcd
 from typing import Any, TypeGuard
 
 from zvl.errors import StateError
 from zvl.hashing import GOLDEN, MASK, hash_ints, hash_text
 from zvl.mixture.order import DatasetOrder, PassOrder
+from zvl.mixture.shares import Shares
 from zvl.protocols import Pointer
 
 __all__ = ["MixtureCursor", "Track", "borders", "lane_phase"]
@@ -25,7 +26,8 @@ class MixtureCursor:
 
     **State.** ``{"position": n, "datasets": [[pass, k, row], ...]}``, one entry a dataset in the recipe's order:
 
-    * ``n``: rows the lane has handed out; it decides which dataset is next, together with which are exhausted.
+    * ``n``: rows the lane has handed out; it decides which dataset is next, together with which are exhausted. A
+      schedule of weights follows it too.
     * ``pass``: the dataset's pass that the lane is in, from 0.
     * ``k``: the lane's k-th chunk of that pass, from 0. The lane has those chunks whose place j in the order of
       the pass satisfies ``(j + pass) % lanes == lane``: j = (lane - pass) % lanes + k * lanes.
@@ -38,20 +40,20 @@ class MixtureCursor:
     any. `state()` writes the second form of an end, and skips passes in which the lane has no chunk.
     """
 
-    __slots__ = ("_alive", "_borders", "_phase", "_tracks", "_weights", "_where", "position")
+    __slots__ = ("_alive", "_borders", "_phase", "_shares", "_tracks", "_until", "_where", "position")
 
     def __init__(
         self,
         orders: Sequence[DatasetOrder],
         limits: Sequence[int | None],
-        weights: Sequence[Fraction],
+        shares: Shares,
         seed: int,
         lane: int,
         lanes: int,
     ) -> None:
         self.position = 0
         self._phase = lane_phase(seed, lane, lanes)
-        self._weights = weights
+        self._shares = shares
         self._where = f"lane {lane} of {lanes}"
         self._tracks = [
             Track(index, order, limit, lane, lanes)
@@ -61,6 +63,8 @@ class MixtureCursor:
 
     def next(self) -> Pointer | None:
         """The next row, or None when every dataset of the lane is exhausted."""
+        if self.position >= self._until:
+            self._choose_alive()
         alive = self._alive
         if len(alive) > 1:
             point = (self._phase + self.position * GOLDEN) & MASK
@@ -124,8 +128,10 @@ class MixtureCursor:
         return position, entries
 
     def _choose_alive(self) -> None:
+        """Follow a dataset that was exhausted, a schedule, or a seek."""
         self._alive = [track for track in self._tracks if not track.exhausted]
-        self._borders = borders([self._weights[track.index] for track in self._alive])
+        weights, self._until = self._shares.stretch(self.position)
+        self._borders = borders([weights[track.index] for track in self._alive])
 
 
 class Track:
@@ -242,19 +248,18 @@ class Track:
         return self._passes[epoch]
 
 
-def borders(weights: Sequence[Fraction]) -> list[int]:
+def borders(weights: Sequence[int]) -> list[int]:
     """Where [0, 2**64) is cut so that its pieces are as the weights: one number less than there are weights.
 
-    >>> borders([Fraction(1), Fraction(3)]) == [2**62]
+    Where all are 0 (a schedule's others are exhausted), the pieces are equal.
+
+    >>> borders([1, 3]) == [2**62]
     True
     """
-    total = sum(weights, Fraction(0))
-    cuts = []
-    reached = Fraction(0)
-    for weight in weights[:-1]:
-        reached += weight
-        cuts.append(int(reached * 2**64 / total))
-    return cuts
+    if not any(weights):
+        weights = [1] * len(weights)
+    total = sum(weights)
+    return [(reached << 64) // total for reached in accumulate(weights[:-1])]
 
 
 def lane_phase(seed: int, lane: int, lanes: int) -> int:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
-from fractions import Fraction
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar, get_args
 
 from zvl.errors import RecipeError
 from zvl.mixture.cursor import MixtureCursor
 from zvl.mixture.order import DatasetOrder, Shuffle
 from zvl.mixture.policy import Forever, Once, Passes, PassPolicy
+from zvl.mixture.shares import ScheduleBy, WeighBy
+from zvl.mixture.weights import Point, make_weights, quoted
 from zvl.protocols import Dataset
 
 __all__ = ["Mixture"]
@@ -24,7 +24,17 @@ class Mixture:
     Args:
         datasets: by name, in the order of `Pointer.dataset`; or one dataset, which is then named "data". Names are
             part of samples' keys and of the order.
-        weights: share of each dataset in the samples, in any unit; equal if not given.
+        weights: share of each dataset, in any unit; equal if not given.
+        weigh_by: what the shares are of: "samples", or tokens that reach the trainer: "tokens" (all), "text",
+            "visual" (placeholders of images) or "loss" (those with a label). Tokens need `tokens_per_row`.
+        tokens_per_row: by dataset, the mean number of such tokens that come of one row drawn (rows that are dropped
+            count too). `zvl.estimate_tokens` and `zvl weigh` measure it. A lane's rows are drawn by weight over
+            tokens a row, so shares are as good as these numbers.
+        schedule: instead of weights, points (place, weights), places rising: weights move in a straight line from
+            point to point, and stand before the first and behind the last. A weight may be 0 in some of them. They
+            change every 16 rows of a lane.
+        schedule_by: what a place counts: "rows" of a lane, or "tokens" of the kind that `weigh_by` names, in rows
+            of a lane, as estimated.
         passes: `Once()`, `Passes(n)` or `Forever()`, for all or by name; Forever() where not given. A dataset that
             is exhausted on a lane leaves that lane's mixture, and the others share its part by their weights. A
             dataset without rows is exhausted from the start; with Forever() it is an error.
@@ -42,6 +52,10 @@ class Mixture:
         datasets: Mapping[str, Dataset] | Dataset,
         *,
         weights: Mapping[str, float] | None = None,
+        weigh_by: WeighBy = "samples",
+        tokens_per_row: Mapping[str, float] | None = None,
+        schedule: Sequence[Point] | None = None,
+        schedule_by: ScheduleBy = "rows",
         passes: Mapping[str, PassPolicy] | PassPolicy | None = None,
         shuffle: Mapping[str, Shuffle] | Shuffle = "chunks",
         chunk_rows: int = 64,
@@ -53,12 +67,13 @@ class Mixture:
         _check_whole("seed", seed, 0, 2**64 - 1)
         self.seed = seed
         self.chunk_rows = chunk_rows
-        self.weights = _check_weights(weights, list(named))
+        self._weights = make_weights(list(named), weights, schedule, weigh_by, tokens_per_row, schedule_by)
         self.passes: dict[str, PassPolicy] = _by_name("passes", passes, list(named), Forever())
         self.shuffle: dict[str, Shuffle] = _by_name("shuffle", shuffle, list(named), "chunks")
         self._datasets = named
         _check_policies(self.passes, self.shuffle)
         self._orders = self._make_orders()
+        self._shares = self._weights.shares()
 
     def _make_orders(self) -> list[DatasetOrder]:
         orders = []
@@ -83,6 +98,11 @@ class Mixture:
         return tuple(self._datasets.values())
 
     @property
+    def weights(self) -> dict[str, float]:
+        """As given; with a schedule those of its first point."""
+        return self._weights.points[0][1]
+
+    @property
     def finite(self) -> bool:
         """Whether every lane ends: no dataset has Forever()."""
         return all(policy.limit is not None for policy in self.passes.values())
@@ -92,8 +112,11 @@ class Mixture:
         if not 0 <= lane < lanes:
             raise RecipeError(f"Mixture: expected a lane in 0..{lanes - 1}, got {lane}")
         limits = [self.passes[name].limit for name in self._datasets]
-        weights = [Fraction(self.weights[name]) for name in self._datasets]
-        return MixtureCursor(self._orders, limits, weights, self.seed, lane, lanes)
+        return MixtureCursor(self._orders, limits, self._shares, self.seed, lane, lanes)
+
+    def weights_at(self, position: int) -> list[int]:
+        """The datasets' row weights at a position of a lane, relative to each other, as long as none is exhausted."""
+        return self._shares.at(position)
 
     def fingerprint(self) -> dict[str, Any]:
         """JSON that names everything that determines the order. Asks every dataset, which may be slow."""
@@ -111,15 +134,19 @@ class Mixture:
                 }
                 for name, dataset in self._datasets.items()
             ],
+            **self._weights.fingerprint(),
         }
 
     def describe_dataset(self, place: int) -> str:
-        """One dataset's part in a few words, for `explain()`: its share of the samples, passes, order."""
+        """One dataset's part in a few words, for `explain()`: its share, passes, order."""
         name = self.names[place]
-        share = self.weights[name] / sum(self.weights.values())
         limit = self.passes[name].limit
         passes = "forever" if limit is None else "once" if limit == 1 else f"{limit} passes"
-        return f"{share:.1%} of samples, {passes}, shuffle={self.shuffle[name]}"
+        return f"{self._weights.share(name)}, {passes}, shuffle={self.shuffle[name]}"
+
+    def describe_weights(self) -> list[str]:
+        """Lines for `explain()`: what weights count, where it is not samples, and the schedule."""
+        return list(self._weights.lines())
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: value for key, value in vars(self).items() if key != "_orders"}
@@ -150,27 +177,12 @@ def _check_whole(what: str, value: object, least: int, most: int) -> None:
         raise RecipeError(f"Mixture: expected {what} as a whole number in {least}..{most}, got {value!r}")
 
 
-def _check_weights(weights: Mapping[str, float] | None, names: list[str]) -> dict[str, float]:
-    if weights is None:
-        return dict.fromkeys(names, 1.0 / len(names))
-    if not isinstance(weights, Mapping) or set(weights) != set(names):
-        got = _quoted(weights) if isinstance(weights, Mapping) else repr(weights)
-        raise RecipeError(f"Mixture: expected weights for {_quoted(names)}, got {got}")
-    for name, weight in weights.items():
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < math.inf:
-            raise RecipeError(
-                f"Mixture: expected the weight of {name!r} as a number above 0, got {weight!r}; "
-                "to leave a dataset out, remove it from the mixture"
-            )
-    return {name: weights[name] for name in names}
-
-
 def _by_name(what: str, value: Mapping[str, T] | T | None, names: list[str], default: T) -> dict[str, T]:
     """One value for all names, or the mapping's and the default for names that it lacks."""
     if not isinstance(value, Mapping):
         return dict.fromkeys(names, default if value is None else value)
     if unknown := [name for name in value if name not in names]:
-        raise RecipeError(f"Mixture: expected {what} for names among {_quoted(names)}, got {_quoted(unknown)}")
+        raise RecipeError(f"Mixture: expected {what} for names among {quoted(names)}, got {quoted(unknown)}")
     return {name: value.get(name, default) for name in names}
 
 
@@ -181,8 +193,4 @@ def _check_policies(passes: Mapping[str, PassPolicy], shuffle: Mapping[str, Shuf
     words = get_args(Shuffle)
     for name, word in shuffle.items():
         if word not in words:
-            raise RecipeError(f"Mixture: expected shuffle of {name!r} as one of {_quoted(words)}, got {word!r}")
-
-
-def _quoted(names: Any) -> str:
-    return ", ".join(map(repr, names)) or "nothing"
+            raise RecipeError(f"Mixture: expected shuffle of {name!r} as one of {quoted(words)}, got {word!r}")
