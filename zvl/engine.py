@@ -12,7 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from zvl.checkpoint import LaneState
 from zvl.elements import Dropped, Planned, Waiting
@@ -20,7 +20,7 @@ from zvl.errors import ZvlError, isolate
 from zvl.materialise import Materialiser
 from zvl.operator import Sample
 
-__all__ = ["Delivery", "Engine", "Failure", "LaneFeed", "StepStart"]
+__all__ = ["Delivery", "Engine", "Events", "Failure", "LaneFeed", "StepStart"]
 
 
 URGENT = -1
@@ -50,6 +50,22 @@ class Failure(NamedTuple):
     """The stream ends here with an error."""
 
     error: ZvlError
+
+
+class Events(Protocol):
+    """What a loader takes its batches from: an engine here, or in another process."""
+
+    peak_bytes: int
+    """The most bytes that batches took at once; 0 where nobody counts them."""
+
+    def take(self) -> Delivery | StepStart | Failure:
+        """The next event in order; blocks until there is one."""
+
+    def skip_to(self, step: int) -> None:
+        """Deliver nothing of the steps before that one, as far as it is not in the making already."""
+
+    def close(self) -> None:
+        """End everything it started. Safe to call twice."""
 
 
 class LaneFeed:

@@ -19,7 +19,7 @@ from zvl.budget import cpu_budget, nbytes
 from zvl.checkpoint import LaneState, restore
 from zvl.elements import Element, Planned, Waiting
 from zvl.ends import compare_block_lists, compare_pixels, find_reducer
-from zvl.engine import Delivery, Engine, Failure, LaneFeed, StepStart
+from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart
 from zvl.errors import RecipeError, StateError, ZvlError
 from zvl.lanes import accumulate, collect, parallel
 from zvl.ledger import Ledger, rank_path
@@ -88,7 +88,7 @@ class Loader:
         self._skip_to = 0
         ledger = None if quarantine is None else rank_path(quarantine, dp_rank, dp_size)
         self._ledger = Ledger(ledger, max_bad_fraction)
-        self._engine: Engine | None = None
+        self._engine: Events | None = None
         self._runners: list[Runner] = []
         self._finished = False
         self._broken = False
@@ -220,11 +220,17 @@ class Loader:
             give_back_memory()
         self._ledger.close()
 
-    def _start(self) -> Engine:
-        import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
-
+    def _start(self) -> Events:
         compare_pixels(self._identity.pixels, *self._dp)
         compare_block_lists(self._blocks.hash(self._blocks.version), *self._dp)
+        self._engine = self._open()
+        weakref.finalize(self, _end, self._engine, self._runners)
+        return self._engine
+
+    def _open(self) -> Events:
+        """Start what gives the events from this loader's state on."""
+        import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
+
         pipeline = self.pipeline
         threaded = self._runner_name != "inline"
         runner = make_runner(self._runner_name, self._workers)
@@ -236,7 +242,7 @@ class Loader:
         materialiser = Materialiser(nodes[border:], runner, reads)
         window = window_size(self._workers, self._prefetch, materialiser.splits)
         ahead = ReadAhead.fit(pipeline.source, len(self.lanes), min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize))
-        self._engine = Engine(
+        return Engine(
             [self._feed(lane, nodes[:border], runner, reads, ahead) for lane in self.lanes],
             materialiser,
             pipeline.blank,
@@ -248,8 +254,6 @@ class Loader:
             skip_to=self._skip_to,
             max_bytes=self._max_bytes,
         )
-        weakref.finalize(self, _end, self._engine, self._runners)
-        return self._engine
 
     def _feed(self, lane: int, nodes: Sequence[Node], runner: Runner, reads: Runner, ahead: ReadAhead) -> LaneFeed:
         """Build a lane's chain from its state on."""
@@ -322,7 +326,7 @@ class Loader:
         self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
 
 
-def _end(engine: Engine, runners: list[Runner]) -> None:
+def _end(engine: Events, runners: list[Runner]) -> None:
     """Stop the threads of a loader that nobody closed, when it is collected or the interpreter ends: threads that are
     decoding while it ends would abort the process."""
     engine.close()
