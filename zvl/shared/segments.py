@@ -25,13 +25,14 @@ import pickle
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import RecipeError
+from zvl.shared.pickling import dumps, loads
 
 __all__ = ["Inlet", "Message", "Outlet", "Place", "Ring"]
 
@@ -119,8 +120,11 @@ class Ring:
         lease = None if nbytes < SMALLEST or dtype.hasobject else self._take(nbytes)
         return np.empty(shape, dtype) if lease is None else lease[:nbytes].view(dtype).reshape(shape)
 
-    def encode(self, value: Any) -> Message:
-        """Pickle `value`; arrays of the ring stay where they are, other large ones are copied into one segment."""
+    def encode(self, value: Any, known: Mapping[int, Any] = {}) -> Message:
+        """Pickle `value`; arrays of the ring stay where they are, other large ones are copied into one segment.
+
+        `known` as in `zvl.shared.pickling`.
+        """
         buffers: list[memoryview] = []
 
         def in_payload(buffer: pickle.PickleBuffer) -> bool:
@@ -130,7 +134,7 @@ class Ring:
                 return False
             return True
 
-        data = pickle.dumps(value, protocol=5, buffer_callback=in_payload)
+        data = dumps(value, known, in_payload)
         arrays = [np.frombuffer(buffer, np.uint8) for buffer in buffers]
         found = [self._place(array) for array in arrays]
         copied, lease = self._copy([array for array, place in zip(arrays, found, strict=True) if place is None])
@@ -247,8 +251,8 @@ class Inlet:
         self._memory = mmap.mmap(fd, span)
         self._release = release
 
-    def unpack(self, payload: bytes | bytearray | memoryview) -> Any:
-        """The value. Its large arrays are views, writable where the writer's were."""
+    def unpack(self, payload: bytes | bytearray | memoryview, resolve: Callable[[Any], Any] = {}.get) -> Any:
+        """The value. Its large arrays are views, writable where the writer's were. `resolve` is that of `loads`."""
         data, places, sizes = pickle.loads(payload)
         leases = {segment: _lease(self._memory, segment, nbytes, self._release) for segment, nbytes in sizes.items()}
         buffers: list[Any] = []
@@ -258,4 +262,4 @@ class Inlet:
             else:
                 segment, start, stop = place
                 buffers.append(leases[segment][start - segment : stop - segment])
-        return pickle.loads(data, buffers=buffers)
+        return loads(data, resolve, buffers)
