@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from reference.conversations import SHOW, A, B, C, llava, message, read, refused, text, turn, url
-from zvl.image import Image, ImageInfo, ImagePlan
+from zvl.errors import BadData
+from zvl.image import Image, ImageInfo, ImagePlan, ImageRef
 from zvl_operators.to_messages import ToMessages
 
 
@@ -51,6 +53,62 @@ def test_one_image_in_a_column_of_its_own_and_a_row_without() -> None:
     }
 
 
+def test_further_speakers_have_the_roles_that_the_recipe_says() -> None:
+    row = llava(("human", "Weather?"), ("function_call", "{}"), ("observation", "Rain."), ("gpt", "It rains."))
+    roles = {"observation": "tool", "function_call": "assistant"}
+    assert read(row, roles=roles)["messages"] == [
+        turn("user", "Weather?"),
+        turn("assistant", "{}"),
+        turn("tool", "Rain."),
+        turn("assistant", "It rains."),
+    ]
+    assert ToMessages(roles=roles) == ToMessages(roles=[("function_call", "assistant"), ("observation", "tool")])
+    assert read(llava(("human", "Hi")), roles={"human": "customer"})["messages"] == [turn("customer", "Hi")]
+
+
+def test_parts_may_number_their_images_in_order() -> None:
+    parts = [{"type": "image", "index": 0, "text": None}, {"type": "text", "text": "Q", "index": None}]
+    row = message([*parts, {"type": "image", "image": C}, {"type": "image", "index": 1}], images=[A, B])
+    assert read(row) == {"messages": [turn("user", SHOW, "Q", SHOW, SHOW)], "images": [A, C, B]}
+
+
+class Nowhere:
+    """A dataset whose pictures must not be read."""
+
+    def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[bytes | BadData]:
+        raise AssertionError(f"read {wanted}")
+
+
+PICTURE = ImageRef(Nowhere(), 0, 7, 0, 1234, ImageInfo("png", 56, 28, orientation=6))
+OTHER = ImageRef(Nowhere(), 0, 7, 1, 999, bad=BadData("format", "no picture"))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        llava(("human", "<image>\nand\n<image>"), ("gpt", "A."), img=[PICTURE, OTHER]),
+        message([SHOW, text("and"), {"type": "image_url", "image_url": {"url": "b.png"}}], img=[PICTURE, OTHER]),
+        {"question": "Q", "answer": "A.", "img": [PICTURE, OTHER]},
+        {"caption": "A.", "img": [PICTURE, OTHER]},
+        {"texts": [None, "and", None], "img": [PICTURE, OTHER]},
+        {"texts": [{"user": "Q", "assistant": "A."}], "img": [PICTURE, OTHER]},
+    ],
+)
+def test_pictures_that_are_not_read_yet(row: dict[str, Any]) -> None:
+    """No schema reads them, and headers from an index reach the plan."""
+    result = ToMessages(fields={"images": "img"})(row)
+    assert result["images"] == [PICTURE, OTHER]
+    assert all(one is other for one, other in zip(result["images"], row["img"], strict=True))
+    named = ToMessages()({"images" if name == "img" else name: value for name, value in row.items()})
+    assert named == result
+
+
+def test_a_picture_that_is_not_read_yet_in_an_error() -> None:
+    assert refused({"texts": ["a"], "images": [PICTURE]}).endswith(
+        "got both, str 'a' and a picture of 1234 bytes (read as schema 'interleaved')"
+    )
+
+
 def test_white_space_around_marks_can_stay() -> None:
     row = llava(("human", " <image>\nWhat? "), ("gpt", " A. "), image=A)
     assert read(row)["messages"] == [turn("user", SHOW, "What? "), turn("assistant", " A. ")]
@@ -85,13 +143,13 @@ def test_turns_may_be_json() -> None:
         (
             llava(("human", "<image><image>"), ("gpt", "A."), image=A),
             "image_count: expected one image for each '<image>' and image part, got 2 of them and 1 images in the "
-            'column \'image\'; name the column with fields = { images = "..." }, or say image_mark = "" if it is '
-            "mere text (read as schema 'conversations')",
+            "column 'image'; on_error = \"drop\" leaves such rows out (read as schema 'conversations')",
         ),
         (
             llava(("human", "Hi"), ("gpt", "A."), images=[A]),
             "image_count: expected one image for each '<image>' and image part, got 0 of them and 1 images in the "
-            "column 'images' (read as schema 'conversations')",
+            "column 'images'; say what else stands for an image with image_mark = \"...\" (read as schema "
+            "'conversations')",
         ),
         (
             llava(("human", "<image>"), ("gpt", "A."), img=A),
@@ -100,19 +158,24 @@ def test_turns_may_be_json() -> None:
             "it is mere text (read as schema 'conversations')",
         ),
         (
+            llava(("human", "Hi"), ("gpt", "See <image>."), images=[A, B]),
+            "image_count: expected one image for each '<image>' and image part, got 1 of them and 2 images in the "
+            "column 'images'; on_error = \"drop\" leaves such rows out (read as schema 'conversations')",
+        ),
+        (
             llava(("human", "Hi"), ("tool", "A.")),
-            "schema: conversations[1].from: expected 'human', 'gpt' or 'system', got str 'tool' (read as schema "
-            "'conversations')",
+            "schema: conversations[1].from: expected 'human', 'user', 'gpt', 'assistant' or 'system', got str 'tool'; "
+            "say what it is with roles = { tool = \"...\" } (read as schema 'conversations')",
         ),
         (
             {"conversations": [{"role": "user", "content": "Hi"}]},
-            "schema: conversations[0].from: expected 'human', 'gpt' or 'system', got None; such turns are read with "
-            "fields = { messages = \"conversations\" } (read as schema 'conversations')",
+            "schema: conversations[0].from: expected 'human', 'user', 'gpt', 'assistant' or 'system', got None; such "
+            "turns are read with fields = { messages = \"conversations\" } (read as schema 'conversations')",
         ),
         (
             {"conversations": [{"from": ["human"], "value": "Hi"}]},
-            "schema: conversations[0].from: expected 'human', 'gpt' or 'system', got a list of 1 (read as schema "
-            "'conversations')",
+            "schema: conversations[0].from: expected 'human', 'user', 'gpt', 'assistant' or 'system', got a list of 1 "
+            "(read as schema 'conversations')",
         ),
         (
             {"conversations": [{"from": "human", "value": None}]},
@@ -131,6 +194,11 @@ def test_turns_may_be_json() -> None:
             llava(("human", "<image>"), ("gpt", "A."), image="coco/1.jpg"),
             "schema: image: expected the bytes of an image or a data: URL, got str 'coco/1.jpg'; paths are read by "
             "datasets, from the column 'images', and nothing is fetched from URLs (read as schema 'conversations')",
+        ),
+        (
+            llava(("human", "<image>"), ("gpt", "A."), images=[{"bytes": None, "path": "coco/1.jpg"}]),
+            "schema: images[0]: expected the bytes of an image or a data: URL, got a dict with bytes, path without "
+            "bytes, only str 'coco/1.jpg': store the pictures in the rows (read as schema 'conversations')",
         ),
         (
             llava(("human", "<image><image>"), ("gpt", "A."), images=[A, None]),
@@ -230,6 +298,11 @@ def test_text_parts_may_become_strings() -> None:
         (
             message([{"type": "image", "image": 5}]),
             "schema: messages[0].content[0].image: expected the bytes of an image or a data: URL, got int 5 "
+            "(read as schema 'messages')",
+        ),
+        (
+            message([{"type": "image", "index": 1}, {"type": "image", "index": 0}], images=[A, B]),
+            "schema: messages[0].content[0].index: expected 0, since images come in order, got int 1 "
             "(read as schema 'messages')",
         ),
         (

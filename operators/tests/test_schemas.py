@@ -97,7 +97,7 @@ def test_several_answers_to_one_question() -> None:
         ({"question": ["a", None], "answer": ["b", "c"]}, "question[1]: expected a string, got None"),
         ({"question": ["a", "b"], "answer": ["b", {"text": "c"}]}, "answer[1]: expected a string, got None"),
         ({"question": "a", "answers": []}, "answers: expected at least one answer, got an empty list"),
-        ({"question": "a", "answers": ["b", 5]}, "answers[1]: expected a string, got int 5"),
+        ({"question": "a", "answers": ["b", 5]}, "answers[1]: expected a string, got int 5; make it a text with a map"),
     ],
 )  # fmt: skip
 def test_malformed_questions(row: dict[str, Any], wording: str) -> None:
@@ -107,6 +107,36 @@ def test_malformed_questions(row: dict[str, Any], wording: str) -> None:
 def test_marks_in_questions_and_images_must_agree() -> None:
     row = {"question": "<image>Q<image>", "answer": "A.", "image": A}
     assert "got 2 of them and 1 images in the column 'image'" in refused(row)
+
+
+def test_exchanges() -> None:
+    """The Cauldron's form; FineVision's rows have further columns."""
+    texts = [{"user": "What?", "assistant": "A.", "source": "x"}, {"user": "Where?", "assistant": "B.", "source": "x"}]
+    assert read({"texts": texts, "images": [A, B], "relevance_min": 4}) == {
+        "relevance_min": 4,
+        "images": [A, B],
+        "messages": [
+            turn("user", SHOW, SHOW, "What?"),
+            turn("assistant", "A."),
+            turn("user", "Where?"),
+            turn("assistant", "B."),
+        ],
+    }
+    assert read({"texts": texts[1:]})["messages"] == [turn("user", "Where?"), turn("assistant", "B.")]
+    marked = [{"user": "Hi", "assistant": "A."}, {"user": "<image>\nWhat?", "assistant": "B."}]
+    assert read({"qa": marked, "images": [A]}, fields={"exchanges": "qa"})["messages"][2] == turn("user", SHOW, "What?")
+
+
+@pytest.mark.parametrize(
+    ("texts", "wording"),
+    [
+        ([{"user": "Q"}], "texts[0].assistant: expected a string, got None"),
+        ([{"user": "Q", "assistant": "A."}, "B."], "texts[1]: expected a dict, got str 'B.'"),
+        ([{"user": ["Q"], "assistant": "A."}], "texts[0].user: expected a string, got a list of 1"),
+    ],
+)
+def test_malformed_exchanges(texts: list[Any], wording: str) -> None:
+    assert refused({"texts": texts}) == f"schema: {wording} (read as schema 'exchanges')"
 
 
 def test_interleaved() -> None:

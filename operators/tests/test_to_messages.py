@@ -58,9 +58,9 @@ def test_auto_takes_the_first_schema_whose_fields_are_there(columns: set[str], r
 
 def test_a_row_of_no_schema() -> None:
     assert refused({"id": 1, "img": A, "text": None}) == (
-        "schema: expected the columns of one of the schemas messages, conversations, interleaved, vqa, caption, text, "
-        'got a row with id, img; name them with fields = { question = "...", ... }: the fields are messages, '
-        "conversations, texts, question, answer, caption, text, images"
+        "schema: expected the columns of one of the schemas messages, conversations, exchanges, interleaved, vqa, "
+        'caption, text, got a row with id, img; name them with fields = { question = "...", ... }: the fields are '
+        "messages, conversations, exchanges, texts, question, answer, caption, text, images"
     )
 
 
@@ -90,7 +90,7 @@ def test_a_chat_in_another_column() -> None:
 @pytest.mark.parametrize(
     ("fields", "wording"),
     [
-        ({"schema": "llava"}, "to_messages: schema: expected one of auto, messages, conversations, caption, vqa"),
+        ({"schema": "llava"}, "to_messages: schema: expected one of auto, messages, conversations, exchanges, inter"),
         ({"content": "list"}, "to_messages: content: expected one of parts, string, got 'list'"),
         ({"several_answers": "all"}, "to_messages: several_answers: expected one of refuse, first, most_common"),
         ({"fields": {"image": "img"}}, "to_messages: fields: unknown field 'image'; did you mean 'images'?"),
@@ -101,6 +101,8 @@ def test_a_chat_in_another_column() -> None:
         ({"fields": {"images": ""}}, "to_messages: fields: images: expected the name of a column, got ''"),
         ({"fields": "img"}, "to_messages: fields: expected a dict of field and column, got 'img'"),
         ({"fields": {"images": []}}, "to_messages: fields: images: expected the name of a column, got []"),
+        ({"roles": "tool"}, "to_messages: roles: expected a dict of speaker and role, got 'tool'"),
+        ({"roles": {"tool": ""}}, "to_messages: roles: expected a dict of speaker and role, got {'tool': ''}"),
     ],
 )
 def test_wrong_configuration(fields: dict[str, Any], wording: str) -> None:
@@ -145,6 +147,7 @@ GOOD: list[dict[str, Any]] = [
     llava(("human", "<image>Q"), ("gpt", "A."), images=[A]),
     {**message([text("Q"), {"type": "image_url", "image_url": {"url": url(A)}}, SHOW]), "image": A},
     {"texts": [None, "a"], "images": [A, None]},
+    {"texts": [{"user": "Q", "assistant": "a", "source": "s"}], "images": [A]},
     {"question": ["P", "Q"], "answers": ["a", ["b", "c"]], "image": A},
     {"caption": "c", "images": [A, url(A)], "text": "t"},
     {"text": "t"},

@@ -10,13 +10,15 @@ from urllib.parse import unquote_to_bytes
 
 from zvl.errors import BadData
 from zvl.formats._rows import parse_json
-from zvl.image import Image
+from zvl.image import Image, ImageRef
 from zvl.operator import Sample
 
 __all__ = ["Chat", "Part", "Row", "Style", "shown"]
 
 Part = dict[str, str]
 IMAGE: Part = {"type": "image"}
+MARKED = ("messages", "conversations")
+"""Schemas in which images stand where the row has marks, and nowhere else."""
 
 
 class Style(NamedTuple):
@@ -27,6 +29,7 @@ class Style(NamedTuple):
     content: Literal["parts", "string"]
     prompt: str
     several_answers: Literal["refuse", "first", "most_common"]
+    roles: Mapping[str, str]
 
 
 class Row:
@@ -94,14 +97,16 @@ class Row:
         many = isinstance(value, list | tuple)
         return [(f"[{index}]", one) for index, one in enumerate(value)] if many else [("", value)]
 
-    def image(self, field: str, path: str, value: Any) -> bytes:
-        """A stored picture as bytes: from bytes, a data: URL, or a struct of bytes and path."""
+    def image(self, field: str, path: str, value: Any) -> bytes | ImageRef:
+        """A stored picture: from bytes, a data: URL, a struct of bytes and path, or a reference, which stays one."""
         data = value.get("bytes") if isinstance(value, Mapping) else value
         if isinstance(data, str) and is_data_url(data):
             return decode_data_url(data, f"{self.column(field)}{path}")
-        if isinstance(data, bytes):
+        if isinstance(data, bytes | ImageRef):
             return data
         advice = ""
+        if isinstance(value, Mapping) and data is None and isinstance(value.get("path"), str):
+            advice = f" without bytes, only {shown(value['path'])}: store the pictures in the rows"
         if isinstance(data, str):
             advice = "; paths are read by datasets, from the column 'images', and nothing is fetched from URLs"
         if isinstance(data, Image):
@@ -114,7 +119,7 @@ class Row:
 
 
 class Chat:
-    """Messages and their images. An image is bytes that the chat itself holds, or None: the next of the row's own."""
+    """Messages and their images. An image is what the chat itself holds, or None: the next of the row's own."""
 
     def __init__(self, row: Row, style: Style) -> None:
         self.row = row
@@ -124,12 +129,17 @@ class Chat:
         """The row's own images: path in their column and value."""
         self.reference = ""
         """The first path or URL that stands for one of the row's own images."""
-        self._images: list[bytes | None] = []
+        self._images: list[bytes | ImageRef | None] = []
 
-    def show(self, image: bytes | None = None) -> Part:
-        """An image part, for bytes or for the next of the row's own images."""
+    def show(self, image: bytes | ImageRef | None = None) -> Part:
+        """An image part, for a picture or for the next of the row's own images."""
         self._images.append(image)
         return dict(IMAGE)
+
+    @property
+    def shown_own(self) -> int:
+        """How many of the row's own images stand in the chat so far."""
+        return self._images.count(None)
 
     def add(self, role: str, content: str | list[Part], others: Mapping[str, Any] | None = None) -> None:
         """One more message; `others` are further keys of it."""
@@ -155,16 +165,15 @@ class Chat:
         return parts
 
     def finish(self) -> Sample:
-        """The sample: `messages`, `images` as bytes, and the columns that no schema has read."""
+        """The sample: `messages`, `images`, and the columns that no schema has read."""
         own = iter(self._own_images())
         images = [next(own) if image is None else image for image in self._images]
         kept = {name: value for name, value in self.row.sample.items() if name not in self.row.read}
         return {**kept, "messages": self.messages, "images": images}
 
-    def _own_images(self) -> list[bytes]:
-        shown_here = self._images.count(None)
-        if shown_here != len(self.stored):
-            raise BadData("image_count", self._miscount(shown_here))
+    def _own_images(self) -> list[bytes | ImageRef]:
+        if self.shown_own != len(self.stored):
+            raise BadData("image_count", self._miscount(self.shown_own))
         return [self.row.image("images", path, value) for path, value in self.stored]
 
     def _miscount(self, shown_here: int) -> str:
@@ -176,8 +185,12 @@ class Chat:
                 f"; {shown(self.reference)} stands for the next image of that column, since nothing is fetched: "
                 "store the images in the rows"
             )
+        elif shown_here and self.stored:
+            advice = '; on_error = "drop" leaves such rows out'
         elif self.style.image_mark and shown_here > len(self.stored):
             advice = '; name the column with fields = { images = "..." }, or say image_mark = "" if it is mere text'
+        elif self.style.image_mark and not shown_here and self.row.schema in MARKED:
+            advice = '; say what else stands for an image with image_mark = "..."'
         mark = f"{self.style.image_mark!r} and image part" if self.style.image_mark else "image part"
         return (
             f"expected one image for each {mark}, got {shown_here} of them and {len(self.stored)} images {place}"
@@ -234,6 +247,8 @@ def shown(value: Any) -> str:
         return f"{len(value)} bytes"
     if value is None:
         return "None"
+    if isinstance(value, ImageRef):
+        return f"a picture of {value.size} bytes"
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}" if value else "an empty list"
     if isinstance(value, Mapping):

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from zvl.errors import BadData
 from zvl_operators._chats import Chat, Part, Row, Style, is_data_url, names_of, shown, text_part
 
-__all__ = ["COLUMNS", "FIELDS", "SCHEMAS", "choose"]
+__all__ = ["COLUMNS", "FIELDS", "ROLES", "SCHEMAS", "choose"]
 
 FIELDS: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "conversations": ("conversations",),
+    "exchanges": ("exchanges",),
     "interleaved": ("texts",),
     "vqa": ("question", "answer"),
     "caption": ("caption",),
@@ -24,6 +25,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
 COLUMNS: dict[str, tuple[str, ...]] = {
     "messages": ("messages",),
     "conversations": ("conversations",),
+    "exchanges": ("texts",),
     "texts": ("texts",),
     "question": ("question", "questions"),
     "answer": ("answer", "answers"),
@@ -40,16 +42,22 @@ PICTURES = ("image", "image_url")
 def choose(row: Row) -> str:
     """The first schema of which the row has every field; `text` is a caption where there are images."""
     for schema, fields in FIELDS.items():
-        if all(row.column(field) for field in fields):
-            alone = schema == "caption" and row.column("caption") == row.column("text") and not row.stored()
-            if not alone:
-                return schema
+        if all(row.column(field) for field in fields) and _meant(row, schema):
+            return schema
     raise BadData(
         "schema",
         f"expected the columns of one of the schemas {', '.join(FIELDS)}, got a row with {names_of(row.sample)}; "
         "name them with fields = { question = \"...\", ... }: the fields are "
         + ", ".join(COLUMNS),
     )  # fmt: skip
+
+
+def _meant(row: Row, schema: str) -> bool:
+    """Whether a column that two schemas share is for this one."""
+    if schema == "exchanges":
+        texts = row.sample[row.column("exchanges") or ""]
+        return isinstance(texts, list | tuple) and any(isinstance(text, Mapping) for text in texts)
+    return schema != "caption" or row.column("caption") != row.column("text") or bool(row.stored())
 
 
 def read_messages(row: Row, style: Style) -> Chat:
@@ -91,6 +99,9 @@ def _content(chat: Chat, content: Any, path: str, marked: bool) -> list[Part]:
 
 def _picture(chat: Chat, part: Mapping[str, Any], place: str) -> Part:
     """An image part: bytes and data: URLs are images themselves; a path, a URL or nothing is the row's next."""
+    index = part.get("index")
+    if index is not None and (type(index) is not int or index != chat.shown_own):
+        raise chat.row.unfit("messages", f"{place}.index", f"{chat.shown_own}, since images come in order", index)
     key = next((key for key in (*PICTURES, "url", "path") if part.get(key) is not None), "")
     source = part.get(key)
     path = f"{place}.{key}"
@@ -118,15 +129,24 @@ def read_conversations(row: Row, style: Style) -> Chat:
     chat = Chat(row, style)
     for index, turn in enumerate(turns):
         speaker = turn.get("from")
-        if not isinstance(speaker, str) or speaker not in ROLES:
-            advice = f'; such turns are read with fields = {{ messages = "{row.column("conversations")}" }}'
-            wanted = "'human', 'gpt' or 'system'"
-            raise row.unfit(
-                "conversations", f"[{index}].from", wanted, speaker, advice if isinstance(turn.get("role"), str) else ""
-            )
+        if not isinstance(speaker, str) or speaker not in style.roles:
+            raise row.unfit("conversations", f"[{index}].from", _listed(style.roles), speaker, _about(row, turn))
         value = row.text("conversations", f"[{index}].value", turn.get("value"))
-        chat.add(ROLES[speaker], chat.split(value))
+        chat.add(style.roles[speaker], chat.split(value))
     return chat
+
+
+def _about(row: Row, turn: Mapping[str, Any]) -> str:
+    """What to do about a turn whose speaker is unknown."""
+    if isinstance(turn.get("role"), str):
+        return f'; such turns are read with fields = {{ messages = "{row.column("conversations")}" }}'
+    speaker = turn.get("from")
+    return f'; say what it is with roles = {{ {speaker[:40]} = "..." }}' if isinstance(speaker, str) else ""
+
+
+def _listed(names: Iterable[str]) -> str:
+    *most, last = map(repr, names)
+    return f"{', '.join(most)} or {last}"
 
 
 def read_vqa(row: Row, style: Style) -> Chat:
@@ -141,22 +161,39 @@ def read_vqa(row: Row, style: Style) -> Chat:
     else:
         questions, answers, places = [questions], [answers], [""]
     texts = [row.text("question", place, question) for place, question in zip(places, questions, strict=True)]
+    said = [_answer(row, style, answer, place) for answer, place in zip(answers, places, strict=True)]
+    return _asked(row, style, texts, said)
+
+
+def _asked(row: Row, style: Style, questions: Sequence[str], answers: Sequence[str]) -> Chat:
+    """Two turns for each question. Without any mark the images stand before the first."""
     chat = Chat(row, style)
-    marked = bool(style.image_mark) and any(style.image_mark in text for text in texts)
-    for index, (text, answer, place) in enumerate(zip(texts, answers, places, strict=True)):
-        content = chat.split(text) if marked else text
+    marked = bool(style.image_mark) and any(style.image_mark in question for question in questions)
+    for index, (question, answer) in enumerate(zip(questions, answers, strict=True)):
+        content = chat.split(question) if marked else question
         if index == 0 and not marked and chat.stored:
-            content = [*(chat.show() for _ in chat.stored), text_part(text)]
+            content = [*(chat.show() for _ in chat.stored), text_part(question)]
         chat.add("user", content)
-        chat.add("assistant", _answer(row, style, answer, place))
+        chat.add("assistant", answer)
     return chat
+
+
+def read_exchanges(row: Row, style: Style) -> Chat:
+    """The Cauldron's and FineVision's dicts of `user` and `assistant`, images as in `vqa`. Other keys are left out."""
+    turns = row.turns("exchanges")
+    questions, answers = (
+        [row.text("exchanges", f"[{i}].{key}", turn.get(key)) for i, turn in enumerate(turns)]
+        for key in ("user", "assistant")
+    )
+    return _asked(row, style, questions, answers)
 
 
 def _answer(row: Row, style: Style, answer: Any, place: str) -> str:
     """One answer; of several, what the recipe says."""
     if not isinstance(answer, list | tuple):
         value = answer.get("answer") if isinstance(answer, Mapping) else answer
-        return row.text("answer", place, value, expected="a string")
+        advice = "; make it a text with a map" if isinstance(value, int | float) else ""
+        return row.text("answer", place, value, advice=advice)
     if not answer:
         raise row.unfit("answer", place, "at least one answer", answer)
     texts = [_answer(row, style, one, f"{place}[{i}]") for i, one in enumerate(answer)]
@@ -231,6 +268,7 @@ def read_text(row: Row, style: Style) -> Chat:
 SCHEMAS: dict[str, Callable[[Row, Style], Chat]] = {
     "messages": read_messages,
     "conversations": read_conversations,
+    "exchanges": read_exchanges,
     "interleaved": read_interleaved,
     "vqa": read_vqa,
     "caption": read_caption,

@@ -11,11 +11,11 @@ from zvl.errors import RecipeError
 from zvl.operator import Map, Sample
 from zvl.recipe_fields import did_you_mean
 from zvl_operators._chats import Row, Style
-from zvl_operators._schemas import COLUMNS, FIELDS, SCHEMAS, choose
+from zvl_operators._schemas import COLUMNS, FIELDS, ROLES, SCHEMAS, choose
 
 __all__ = ["ToMessages"]
 
-Schema = Literal["auto", "messages", "conversations", "caption", "vqa", "interleaved", "text"]
+Schema = Literal["auto", "messages", "conversations", "exchanges", "interleaved", "vqa", "caption", "text"]
 Columns = Mapping[str, str | Sequence[str]] | Sequence[tuple[str, str | Sequence[str]]] | None
 
 
@@ -23,8 +23,8 @@ Columns = Mapping[str, str | Sequence[str]] | Sequence[tuple[str, str | Sequence
 class ToMessages(Map):
     """Conversations in the schemas in the wild to `messages` and `images`; `docs/conversations.md` shows each.
 
-    Out: `messages` in Hugging Face's chat form, `images`, a list of bytes in the order of the image parts. The columns
-    that were read are gone, all others stay. It stands before `probe_images`.
+    Out: `messages` in Hugging Face's chat form, `images`, a list of bytes (or `ImageRef`, as the row has them) in the
+    order of the image parts. The columns that were read are gone, all others stay. It stands before `probe_images`.
 
     Bad data: "schema" (a field that the schema lacks or whose value does not fit: names it, with what was expected
     and found), "image_count" (marks or image parts, and images, differ in number), "data_url", "json".
@@ -34,11 +34,14 @@ class ToMessages(Map):
     """
 
     schema: Schema = "auto"
-    """How rows are read; "auto" takes the first of messages, conversations, interleaved, vqa, caption, text whose
-    fields the row has."""
+    """How rows are read; "auto" takes the first of messages, conversations, exchanges, interleaved, vqa, caption,
+    text whose fields the row has."""
     fields: Columns = None
     """Field to the column that holds it, or to several, of which the first that the row has counts:
     ``{"images": "img"}``. Kept as sorted pairs."""
+    roles: Mapping[str, str] | Sequence[tuple[str, str]] | None = None
+    """The roles of further speakers in `conversations`: ``{"function_call": "assistant", "observation": "tool"}``.
+    Kept as sorted pairs."""
     image_mark: str = "<image>"
     """What stands for an image in texts; "" for nothing."""
     strip: bool = True
@@ -62,6 +65,10 @@ class ToMessages(Map):
                     f"to_messages: {field}: expected one of {', '.join(get_args(kind))}, got {getattr(self, field)!r}"
                 )
         object.__setattr__(self, "fields", self._checked(self.fields))
+        roles = () if isinstance(self.roles, str) else tuple(sorted(dict(self.roles or ()).items()))
+        if isinstance(self.roles, str) or not all(isinstance(name, str) and name for pair in roles for name in pair):
+            raise RecipeError(f"to_messages: roles: expected a dict of speaker and role, got {self.roles!r}")
+        object.__setattr__(self, "roles", roles or None)
 
     def _checked(self, fields: Columns) -> tuple[tuple[str, tuple[str, ...]], ...] | None:
         known = COLUMNS if self.schema == "auto" else (*FIELDS[self.schema], "images")
@@ -84,7 +91,8 @@ class ToMessages(Map):
 
     @functools.cached_property
     def _style(self) -> Style:
-        return Style(self.image_mark, self.strip, self.content, self.prompt, self.several_answers)
+        roles = {**ROLES, **dict(self.roles or ())}
+        return Style(self.image_mark, self.strip, self.content, self.prompt, self.several_answers, roles)
 
     def __call__(self, sample: Sample) -> Sample:
         schema = choose(Row(sample, self._columns)) if self.schema == "auto" else self.schema
