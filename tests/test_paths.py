@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from zvl.errors import StorageError
-from zvl.paths import expand_braces, find_files, looks_like, relative_names
+from zvl.paths import beside, expand_braces, find_files, looks_like, relative_names
 
 
 def _touch(folder: Path, *names: str) -> None:
@@ -114,3 +114,23 @@ def test_relative_names_keep_what_tells_files_apart() -> None:
     assert relative_names(["/a/x/0.tar"]) == ("/a/x", ["0.tar"])
     assert relative_names(["/0.tar", "/x/0.tar"]) == ("/", ["0.tar", "x/0.tar"])
     assert relative_names(["/a/b/0.tar", "/a/bc/0.tar"]) == ("/a", ["b/0.tar", "bc/0.tar"])
+    assert relative_names(["s3://b/x/0.tar", "s3://b/y/0.tar"]) == ("s3://b", ["x/0.tar", "y/0.tar"])
+    assert relative_names(["https://h/0.tar"]) == ("https://h", ["0.tar"])
+    assert relative_names(["s3://a/0.tar", "s3://b/0.tar"]) == ("s3://", ["a/0.tar", "b/0.tar"])
+
+
+@pytest.mark.parametrize(
+    ("folder", "name", "path"),
+    [
+        ("/d", "a/b.jpg", "/d/a/b.jpg"),
+        ("/d", "/e/b.jpg", "/e/b.jpg"),
+        ("/d", "https://h/b.jpg", "https://h/b.jpg"),
+        ("s3://b/d", "a/b.jpg", "s3://b/d/a/b.jpg"),
+        ("s3://b", "a#1 b.jpg", "s3://b/a#1 b.jpg"),
+        ("s3://b/d", "./../../../b.jpg", "s3://b/b.jpg"),
+        ("s3://b/d", "/mnt/b.jpg", "/mnt/b.jpg"),
+        ("https://h/d", "a#1 b?.jpg", "https://h/d/a%231%20b%3F.jpg"),
+    ],
+)
+def test_a_file_named_by_another_lies_beside_it(folder: str, name: str, path: str) -> None:
+    assert beside(folder, name) == path

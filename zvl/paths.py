@@ -5,10 +5,12 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import posixpath
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
+from urllib.parse import quote
 
 from zvl.errors import StorageError
 
@@ -17,6 +19,7 @@ __all__ = [
     "FileState",
     "Found",
     "absolute",
+    "beside",
     "expand_braces",
     "file_state",
     "find_files",
@@ -81,9 +84,27 @@ def relative_names(paths: Sequence[str]) -> tuple[str, list[str]]:
     >>> relative_names(["/d/a/0.tar", "/d/b/0.tar"])
     ('/d', ['a/0.tar', 'b/0.tar'])
     """
-    root = os.path.commonpath([os.path.dirname(path) for path in paths])
-    skip = len(root.rstrip(os.sep)) + 1
+    scheme, separator, _ = paths[0].partition("://")
+    head = scheme + separator if separator else ""
+    root = head + os.path.commonpath([os.path.dirname(path[len(head) :]) for path in paths])
+    skip = len(root) + (not root.endswith(("/", os.sep)))
     return root, [path[skip:].replace(os.sep, "/") for path in paths]
+
+
+def beside(folder: str, name: str) -> str:
+    """The full path of a file that a file in `folder` names: relative to it, or absolute, or by its URL.
+
+    >>> beside("s3://bucket/data", "../images/a.jpg"), beside("s3://bucket/data", "https://host/a.jpg")
+    ('s3://bucket/images/a.jpg', 'https://host/a.jpg')
+    """
+    scheme, separator, path = folder.partition("://")
+    if "://" in name:
+        return name
+    if not separator or name.startswith("/"):
+        return os.path.join(folder, name)
+    root, _, path = path.partition("/")
+    name = quote(name) if scheme in ("http", "https") else name  # a file's name; in a URL, "#" would end it
+    return f"{scheme}://{root}{posixpath.normpath(posixpath.join('/', path, name))}"
 
 
 def expand_braces(pattern: str) -> list[str]:

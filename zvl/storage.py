@@ -7,6 +7,7 @@ URL's scheme, so that another store is one class and one line in `STORES`. A fil
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -14,6 +15,7 @@ from typing import Protocol
 from zvl.errors import RecipeError, StorageError
 from zvl.paths import ABSENT, FileState, Found
 from zvl.stores.local import LocalFile, LocalStore
+from zvl.stores.remote import RemoteStore
 
 __all__ = [
     "File",
@@ -21,7 +23,9 @@ __all__ = [
     "LocalStore",
     "Store",
     "read_object",
+    "read_objects",
     "read_ranges",
+    "shared_store",
     "store_for",
 ]
 
@@ -64,7 +68,21 @@ class Store(Protocol):
         ...
 
 
-STORES: dict[str, Callable[[], Store]] = {"file": LocalStore}
+def _remote(scheme: str) -> RemoteStore:
+    """A store of objects on servers; its libraries are imported when it is first used."""
+    if scheme == "hf":
+        from zvl.stores.hub import Hub
+
+        return RemoteStore(Hub())
+    from zvl.stores.objects import Objects
+
+    return RemoteStore(Objects(scheme))
+
+
+STORES: dict[str, Callable[[], Store]] = {
+    "file": LocalStore,
+    **{scheme: functools.partial(_remote, scheme) for scheme in ("az", "gs", "hf", "http", "https", "s3")},
+}
 
 
 def store_for(path: str) -> Store:
@@ -118,6 +136,31 @@ def read_ranges(
 
 def read_object(path: str) -> bytes | None:
     """A whole small file, or None if no such file exists; StorageError when it exists but cannot be read."""
+    return read_objects([path])[0]
+
+
+def read_objects(paths: Sequence[str]) -> list[bytes | None]:
+    """Like `read_object`, of several paths and URLs, in the order asked; what lies on servers, many at a time."""
+    found: dict[str, bytes | None] = {}
+    schemes: dict[str, list[str]] = {}
+    for path in dict.fromkeys(paths):
+        scheme, separator, _ = path.partition("://")
+        if separator and scheme in STORES and scheme != "file":
+            schemes.setdefault(scheme, []).append(path)
+        else:
+            found[path] = _read_local(path.removeprefix("file://"))
+    for scheme, urls in schemes.items():
+        found.update(zip(urls, shared_store(scheme).read_objects(urls), strict=True))
+    return [found[path] for path in paths]
+
+
+@functools.cache
+def shared_store(scheme: str) -> RemoteStore:
+    """The process's own store for files that rows name; it keeps connections, and its threads end with the process."""
+    return _remote(scheme)
+
+
+def _read_local(path: str) -> bytes | None:
     try:
         with open(path, "rb") as file:
             return file.read()
