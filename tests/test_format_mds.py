@@ -170,7 +170,7 @@ def test_a_row_whose_columns_do_not_fill_it_is_bad_data(tmp_path: Path) -> None:
     shard.write_bytes(data)
     good, bad, good_too = Mds(str(path)).read(0, [0, 1, 2])
     assert (good, good_too) == ({"text": "a"}, {"text": "c"})
-    assert str(bad).endswith("row 1: its columns take 1004 bytes, the row has 5")
+    assert str(bad).endswith("row 1: its parts take 1004 bytes, the row has 5")
 
 
 def test_a_cut_or_missing_shard_is_found_when_opening(tmp_path: Path) -> None:

@@ -11,53 +11,32 @@ from zvl.formats._held import Held
 from zvl.formats._optional import optional
 from zvl.storage import File
 
-__all__ = ["Footers"]
+__all__ = ["footer_rows"]
 
 MAGIC = b"LDARW01\0"
 ARROW_FILE = b"ARROW1"
 
 
-class Footers:
-    """The Arrow tables of a dataset's chunks, record batch by record batch; `cache_bytes` of them are kept."""
+def footer_rows(held: Held[Any], shard: int, rows: Sequence[int], file: File, count: int) -> list[dict[str, Any]]:
+    """Those rows of a chunk of `count`, in the order asked, by way of `held`, which has tables by (shard, batch).
 
-    def __init__(self, cache_bytes: int) -> None:
-        self.cache_bytes = cache_bytes
-        self._wake()
-
-    def rows(self, shard: int, rows: Sequence[int], file: File, count: int) -> list[dict[str, Any]]:
-        """Those rows of a chunk of `count`, in the order asked. All batches but the last have as many rows."""
-        first = self._batch(shard, 0, file)
-        step = max(1, first.num_rows)
-        found: dict[int, dict[str, Any]] = {}
-        for place in sorted({row // step for row in rows}):
-            batch = self._batch(shard, place, file) if place else first
-            expected = min(step, count - place * step)
-            if batch.num_rows != expected:
-                raise StorageError(
-                    f"{file.path}: expected {expected} rows in batch {place} of its Arrow table, got {batch.num_rows}; "
-                    "copy the file anew"
-                )
-            inside = sorted({row for row in rows if row // step == place})
-            values = table_rows(batch, [row - place * step for row in inside], file.path)
-            found.update(zip(inside, values, strict=True))
-        return [dict(found[row]) for row in rows]
-
-    def close(self) -> None:
-        """Forget all batches."""
-        self._batches.clear()
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"cache_bytes": self.cache_bytes}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._wake()
-
-    def _wake(self) -> None:
-        self._batches: Held[Any] = Held(self.cache_bytes, lambda table: int(table.nbytes))
-
-    def _batch(self, shard: int, place: int, file: File) -> Any:
-        return self._batches.get((shard, place), lambda: _read_batch(file, place))
+    All batches but the last have as many rows.
+    """
+    first = held.get((shard, 0), lambda: _read_batch(file, 0))
+    step = max(1, first.num_rows)
+    found: dict[int, dict[str, Any]] = {}
+    for place in sorted({row // step for row in rows}):
+        batch = held.get((shard, place), lambda place=place: _read_batch(file, place))  # type: ignore[misc]
+        expected = min(step, count - place * step)
+        if batch.num_rows != expected:
+            raise StorageError(
+                f"{file.path}: expected {expected} rows in batch {place} of its Arrow table, got {batch.num_rows}; "
+                "copy the file anew"
+            )
+        inside = sorted({row for row in rows if row // step == place})
+        values = table_rows(batch, [row - place * step for row in inside], file.path)
+        found.update(zip(inside, values, strict=True))
+    return [found[row] for row in rows]
 
 
 def _read_batch(file: File, place: int) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import posixpath
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -17,8 +17,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from zvl.errors import RecipeError, StorageError
-from zvl.formats._held import Held
+from zvl.errors import StorageError
+from zvl.formats._files import check_rows
+from zvl.formats._held import Held, cache_limit
+from zvl.formats._index import Stamp
 from zvl.formats._packing import unpack
 from zvl.paths import FileState, absolute
 from zvl.storage import File, read_ranges, store_for
@@ -28,6 +30,9 @@ __all__ = ["INDEX", "Chunks", "Packing", "Piece", "Table", "peek"]
 INDEX = "index.json"
 TABLE_BYTES = 64 << 20
 """Offsets kept in memory per dataset."""
+
+READING = 1
+"""Counts the ways in which rows and pictures were read, see Stamp."""
 
 FRAMES = np.dtype([("first", "<u4"), ("rows", "<u4"), ("start", "<u8"), ("size", "<u4"), ("raw_size", "<u4")])
 FRAMED = b"LDFZ01\0\0"
@@ -84,13 +89,11 @@ class Chunks:
     """
 
     def __init__(self, path: str, parse: Callable[[dict[str, Any], str], list[Piece]], cache_bytes: int) -> None:
-        if cache_bytes < 0:
-            raise RecipeError(f"expected cache_bytes of at least 0, got {cache_bytes}")
         index = absolute(path)
         if not index.endswith(INDEX):
             index = index.rstrip("/") + "/" + INDEX
         self.root = index.removesuffix("/" + INDEX)
-        self.cache_bytes = cache_bytes
+        self.cache_bytes = cache_limit(cache_bytes)
         self.index = _read_json(index)
         if not isinstance(self.index, dict):
             raise StorageError(f"{index}: expected a JSON object, got {type(self.index).__name__}")
@@ -102,21 +105,41 @@ class Chunks:
                 )
         self.names = tuple(piece.name for piece in self.pieces)
         self.rows: Ints = np.array([piece.rows for piece in self.pieces], np.int64)
+        self.sizes: Ints = np.array([piece.size or 0 for piece in self.pieces], np.int64)
         self._wake()
-        self.files = self._find_files()
+        self._find_files()
 
     def items(self, shard: int, rows: Sequence[int]) -> list[bytes]:
-        """The bytes of those items, in the order asked; neighbours are read together."""
-        self.check_rows(shard, rows)
+        """The bytes of those items, in the order asked; neighbours are read together. IndexError for no row."""
+        check_rows(rows, self.pieces[shard].rows)
         with self.open(shard) as (file, table):
             return self._items(shard, rows, table, file)
 
-    def check_rows(self, shard: int, rows: Sequence[int]) -> None:
-        """IndexError for a row that the shard does not have."""
-        count = self.pieces[shard].rows
-        for row in rows:
-            if not 0 <= row < count:
-                raise IndexError(f"expected a row in 0..{count - 1}, got {row}")
+    def parts(self, shard: int, wanted: Sequence[tuple[int, int, int]]) -> list[bytes]:
+        """Of each (row, start, stop) those bytes of the item, fewer where it ends before. Only they are read, where the
+        shard is not packed."""
+        rows = [row for row, _, _ in wanted]
+        if self._codec(shard):
+            whole = dict(zip(rows, self.items(shard, rows), strict=True))
+            return [whole[row][start:stop] for row, start, stop in wanted]
+        check_rows(rows, self.pieces[shard].rows)
+        with self.open(shard) as (file, table):
+            starts, stops = table.offsets[rows].tolist(), table.offsets[1:][rows].tolist()
+            ranges = [
+                (begin + start, max(0, min(end - begin, stop) - start))
+                for begin, end, (_, start, stop) in zip(starts, stops, wanted, strict=True)
+            ]
+            return read_ranges(file, ranges)
+
+    def lengths(self, shard: int, rows: Sequence[int]) -> list[int]:
+        """The size of each of those items in bytes."""
+        with self.open(shard) as (_, table):
+            lengths: list[int] = np.diff(table.offsets)[rows].tolist()
+            return lengths
+
+    def whole(self, shard: int) -> bool:
+        """Whether items can only be had whole: each is packed by itself."""
+        return bool(self._codec(shard)) and self.pieces[shard].packing == "sample"
 
     @contextmanager
     def open(self, shard: int) -> Iterator[tuple[File, Table]]:
@@ -134,6 +157,14 @@ class Chunks:
     def fingerprint(self) -> list[list[Any]]:
         """[name, uncompressed size in bytes, rows] of each shard."""
         return [[piece.name, piece.size, piece.rows] for piece in self.pieces]
+
+    def stamp(self, shard: int, options: str = "") -> Stamp:
+        """What an index of the shard's pictures belongs to: the file that is read."""
+        state = self.states[shard]
+        if state is None:
+            with self._store.open(self.path(shard)) as file:
+                state = file.state()
+        return Stamp(self.path(shard), *state, READING, options)
 
     def path(self, shard: int) -> str:
         """The full path of the file that is read for the shard."""
@@ -157,28 +188,31 @@ class Chunks:
         self._tables: Held[Table] = Held(TABLE_BYTES, lambda table: 64 + table.offsets.nbytes)
         self._raw: Held[bytes] = Held(self.cache_bytes, len)
 
-    def _find_files(self) -> tuple[str, ...]:
+    def _find_files(self) -> None:
         """Which file each shard is read from, after a look at all sizes, so that what is cut is found now."""
+        self.states: tuple[FileState | None, ...] = (None,) * len(self.pieces)
         if self.root.startswith(("http://", "https://")):  # cannot be listed
-            return tuple(piece.packed or piece.name for piece in self.pieces)
-        sizes: dict[str, int] = {}
+            self.files = tuple(piece.packed or piece.name for piece in self.pieces)
+            return
+        states: dict[str, FileState] = {}
         for folder in sorted({posixpath.dirname(piece.name) for piece in self.pieces}):
             prefix = f"{self.root}/{folder}" if folder else self.root
             for found in self._store.list(prefix, ("",)):
-                sizes[posixpath.join(folder, posixpath.basename(found.path.replace(os.sep, "/")))] = found.state.size
-        return tuple(self._find_file(piece, sizes) for piece in self.pieces)
+                states[posixpath.join(folder, posixpath.basename(found.path.replace(os.sep, "/")))] = found.state
+        self.files = tuple(self._find_file(piece, states) for piece in self.pieces)
+        self.states = tuple(states[name] for name in self.files)
 
-    def _find_file(self, piece: Piece, sizes: dict[str, int]) -> str:
+    def _find_file(self, piece: Piece, states: Mapping[str, FileState]) -> str:
         candidates = [(piece.name, piece.size)]
         if piece.packed and piece.packed != piece.name:
             candidates.append((piece.packed, piece.packed_size))
         elif piece.packed:
             candidates = [(piece.packed, piece.packed_size)]
         for name, size in candidates:
-            if name in sizes:
-                if size is not None and sizes[name] != size:
+            if name in states:
+                if size is not None and states[name].size != size:
                     raise StorageError(
-                        f"{self.root}/{name}: expected {size} bytes, as {INDEX} says, found {sizes[name]}; "
+                        f"{self.root}/{name}: expected {size} bytes, as {INDEX} says, found {states[name].size}; "
                         "copy the file anew"
                     )
                 return name

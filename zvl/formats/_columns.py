@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from zvl.errors import BadData
 from zvl.formats._arrow import to_sample
-from zvl.formats._fields import IMAGE_STRUCT, picture
+from zvl.formats._fields import IMAGE_STRUCT, picture, picture_of
 from zvl.formats._files import Files, check_rows
 from zvl.operator import Sample
 
@@ -62,7 +62,7 @@ class Columns(Files, ABC):
         where, folder = self._where(shard), self._folder(shard)
         if column is None:
             whole = dict(zip(rows, self.read(shard, rows), strict=True))
-            return [_of_sample(whole[row], place, f"{where} row {row}") for row, place in wanted]
+            return [picture_of(whole[row], "images", place, f"{where} row {row}") for row, place in wanted]
         found = dict(zip(rows, self._take(shard, rows, [column]) if rows else [], strict=True))
         return [picture(found[row][column], place, f"{where} row {row}", folder) for row, place in wanted]
 
@@ -73,10 +73,6 @@ class Columns(Files, ABC):
             return [to_sample(row, f"{where} row {i}", folder) for row, i in zip(found, rows, strict=True)]
         by_row = dict(zip(sorted(set(rows)), found, strict=True))
         return [to_sample(by_row[row], f"{where} row {row}", folder) for row in rows]
-
-
-def _of_sample(sample: Sample | BadData, place: int, where: str) -> bytes | BadData:
-    return sample if isinstance(sample, BadData) else picture(sample.get("images"), place, where)
 
 
 def _image_column(schema: pa.Schema) -> str | None:

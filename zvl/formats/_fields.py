@@ -11,7 +11,7 @@ from zvl.formats._rows import parse_json
 from zvl.operator import Sample
 from zvl.storage import read_object
 
-__all__ = ["canonical", "decode_text", "picture", "without_nulls"]
+__all__ = ["canonical", "decode_text", "picture", "picture_of", "without_nulls"]
 
 IMAGE_STRUCT = frozenset(("bytes", "path"))
 
@@ -51,6 +51,11 @@ def picture(value: Any, place: int, where: str, folder: str = "") -> bytes | Bad
     if isinstance(found, bytes):
         return found
     return BadData("missing", f"{where}: expected a picture at place {place}, found {type(found).__name__}")
+
+
+def picture_of(sample: Sample | BadData, field: str, place: int, where: str) -> bytes | BadData:
+    """The picture at that place of a field; BadData for a sample that is none."""
+    return sample if isinstance(sample, BadData) else picture(sample.get(field), place, where)
 
 
 def without_nulls(value: Any) -> Any:

@@ -18,7 +18,7 @@ from zvl.formats._fields import decode_text
 from zvl.formats._nested import read_nested
 from zvl.formats._rows import parse_json
 
-__all__ = ["Decode", "litdata_decoder", "mds_decoder"]
+__all__ = ["LITDATA_PICTURES", "MDS_PICTURES", "Decode", "litdata_decoder", "mds_decoder"]
 
 Decode = Callable[[bytes, str], Any]
 """(bytes, where) to a value; raises BadData."""
@@ -236,3 +236,13 @@ LITDATA: dict[str, Decode] = {
     "json": _lit_json,
     "pickle": _raw,
 }
+
+
+def _pictures(table: dict[str, Decode]) -> frozenset[str]:
+    return frozenset(
+        kind for kind, decode in table.items() if decode is _raw or any(word in kind for word in ("jpeg", "png", "pil"))
+    )
+
+
+MDS_PICTURES, LITDATA_PICTURES = _pictures(MDS), _pictures(LITDATA)
+"""Kinds whose values are bytes, or lists of bytes."""

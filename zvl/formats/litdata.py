@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import numpy as np
-import numpy.typing as npt
-
 from zvl.errors import BadData, RecipeError, StorageError
 from zvl.formats._arrow import to_sample
-from zvl.formats._arrow_footer import Footers
+from zvl.formats._arrow_footer import footer_rows
 from zvl.formats._chunks import Chunks, Packing, Piece, peek
-from zvl.formats._fields import canonical
-from zvl.formats._held import CACHE_BYTES
+from zvl.formats._files import check_rows
+from zvl.formats._held import CACHE_BYTES, Held, nbytes
+from zvl.formats._items import Items, Part
 from zvl.formats._packing import check_codec
-from zvl.formats._values import litdata_decoder
+from zvl.formats._values import LITDATA_PICTURES, litdata_decoder
 from zvl.operator import Sample
 
 __all__ = ["LitData"]
@@ -25,7 +22,7 @@ __all__ = ["LitData"]
 PACKINGS: dict[Any, Packing] = {None: "chunk", "": "chunk", "chunk": "chunk", "batch": "batch", "sample": "sample"}
 
 
-class LitData:
+class LitData(Items):
     """Rows of a LitData dataset: a folder with ``index.json``, whose chunks it lists. Needs no library of Lightning's.
 
     Chunks compressed with zstd (``pip install zvl[zstd]``) are unpacked in memory, whole or by frames, as they were
@@ -46,11 +43,11 @@ class LitData:
         self, path: str, *, on_error: Literal["raise", "drop"] = "raise", cache_bytes: int = CACHE_BYTES
     ) -> None:
         self.on_error = on_error
-        self._chunks = Chunks(path, _pieces, cache_bytes)
-        self._footers = Footers(cache_bytes)
-        config = self._chunks.index["config"]
+        self._shards = Chunks(path, _pieces, cache_bytes)
+        self._batches: Held[Any] = Held(cache_bytes, nbytes)
+        config = self._shards.index["config"]
         self._kinds = tuple(config["data_format"])
-        self._spec = _spec(config.get("data_spec"), len(self._kinds), self._chunks.root)
+        self._spec = _spec(config.get("data_spec"), len(self._kinds), self._shards.root)
 
     @staticmethod
     def sniff(path: str) -> bool:
@@ -58,61 +55,36 @@ class LitData:
         index = peek(path)
         return isinstance(index.get("chunks"), list) and isinstance(index.get("config"), dict)
 
-    @property
-    def shards(self) -> Sequence[str]:
-        """The chunks' names, sorted."""
-        return self._chunks.names
-
-    @property
-    def shard_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of each chunk, int64, shape (shards,)."""
-        return self._chunks.rows
-
-    @property
-    def row_bytes(self) -> int:
-        """Mean bytes of a row, uncompressed where the index knows that size."""
-        size = sum(piece.size or 0 for piece in self._chunks.pieces)
-        return max(1, size // max(int(self.shard_rows.sum()), 1))
-
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked; neighbours in one read. StorageError if the file changed or is damaged."""
-        path = self._chunks.path(shard)
-        self._chunks.check_rows(shard, rows)
-        with self._chunks.open(shard) as (file, table):
-            if table.offsets[0] == table.offsets[-1] and self._kinds:
-                found = self._footers.rows(shard, rows, file, len(table.offsets) - 1)
-                return [
-                    to_sample(row, f"{path} row {i}", self._chunks.root) for row, i in zip(found, rows, strict=True)
-                ]
-        items = self._chunks.items(shard, rows)
-        return [self._row(item, f"{path} row {row}") for item, row in zip(items, rows, strict=True)]
+        if not self._has_table(shard):
+            return super().read(shard, rows)
+        check_rows(rows, int(self.shard_rows[shard]))
+        with self._shards.open(shard) as (file, _):
+            found = footer_rows(self._batches, shard, rows, file, int(self.shard_rows[shard]))
+        path, folder = self._shards.path(shard), self._shards.root
+        return [to_sample(row, f"{path} row {i}", folder) for row, i in zip(found, rows, strict=True)]
 
     def fingerprint(self) -> Any:
         """The format, and name, size in bytes and rows of each chunk, as the index has them."""
-        return {"format": "litdata", "shards": self._chunks.fingerprint()}
+        return {"format": "litdata", "shards": self._shards.fingerprint()}
 
-    def close(self) -> None:
-        """Release descriptors, offsets and unpacked chunks; a later read opens anew."""
-        self._chunks.close()
-        self._footers.close()
+    def _has_table(self, shard: int) -> bool:
+        """Whether the rows lie in an Arrow table behind the items, which are empty."""
+        with self._shards.open(shard) as (_, table):
+            return bool(table.offsets[0] == table.offsets[-1] and self._kinds)
 
-    def _row(self, item: bytes, where: str) -> Sample | BadData:
-        """An item is the sizes of its leaves, uint32, then the leaves' bytes."""
-        start = 4 * len(self._kinds)
-        if len(item) < start:
-            return BadData("format", f"{where}: expected at least {start} bytes, got {len(item)}")
-        sizes = struct.unpack_from(f"<{len(self._kinds)}I", item)
-        if start + sum(sizes) != len(item):
-            return BadData("format", f"{where}: its leaves take {start + sum(sizes)} bytes, the row has {len(item)}")
-        leaves = []
-        try:
-            for i, (kind, size) in enumerate(zip(self._kinds, sizes, strict=True)):
-                leaves.append(litdata_decoder(kind)(item[start : start + size], f"{where}, leaf {i} ({kind})"))
-                start += size
-            value = _build(self._spec, iter(leaves))
-            return canonical(value if isinstance(value, dict) else {"value": value}, where)
-        except BadData as error:
-            return error
+    def _parts(self, shard: int) -> list[Part]:
+        return [(f"leaf {i} ({kind})", None, litdata_decoder(kind)) for i, kind in enumerate(self._kinds)]
+
+    def _row(self, values: Sequence[Any], shard: int) -> dict[str, Any]:
+        value = _build(self._spec, iter(values))
+        return value if isinstance(value, dict) else {"value": value}
+
+    def _pictures(self, shard: int) -> tuple[str, range]:
+        field, leaves = _leaves(self._spec)
+        certain = all(self._kinds[i].partition(":")[0] in LITDATA_PICTURES for i in leaves)
+        return field, leaves if certain and not self._has_table(shard) else range(0)
 
 
 def _pieces(index: dict[str, Any], where: str) -> list[Piece]:
@@ -182,3 +154,21 @@ def _build(spec: Any, leaves: Iterator[Any]) -> Any:
     if spec[0] == "dict":
         return {key: _build(part, leaves) for key, part in zip(spec[1], spec[2], strict=True)}
     return [_build(part, leaves) for part in spec[1]]
+
+
+def _leaves(spec: Any) -> tuple[str, range]:
+    """The key of a row that becomes `images`, and its leaves: one, or a list of them."""
+    if spec[0] != "dict":
+        return "images", range(0)
+    field = "images" if "images" in spec[1] else "image"
+    start = 0
+    for key, part in zip(spec[1], spec[2], strict=True):
+        count = _count(part)
+        if key == field and (part[0] == "leaf" or (part[0] == "list" and all(one[0] == "leaf" for one in part[1]))):
+            return field, range(start, start + count)
+        start += count
+    return field, range(0)
+
+
+def _count(spec: Any) -> int:
+    return 1 if spec[0] == "leaf" else sum(map(_count, spec[-1]))
