@@ -21,6 +21,7 @@ from zvl.mixture import Forever, Mixture, Once, Passes
 from zvl.operator import Accumulate, Accumulator, FilterMap, FlatMap, Map, RandomMap, Sample, SplitMap
 from zvl.pipeline import Pipeline
 from zvl.processor import Processor
+from zvl.weigh import estimate_tokens
 
 __all__ = [
     "Accumulate",
@@ -46,6 +47,7 @@ __all__ = [
     "StateError",
     "StorageError",
     "ZvlError",
+    "estimate_tokens",
     "from_rows",
     "open_dataset",
     "registry",
