@@ -144,6 +144,7 @@ class Engine:
         threaded: bool,
         skip_to: int = 0,
         max_bytes: int | None = None,
+        keep_plans: bool = False,
     ) -> None:
         self._feeds = feeds
         self._materialiser = materialiser
@@ -155,6 +156,7 @@ class Engine:
         self._step, self._turn, self._announced = first_step, 0, False
         self._in_flight = self._flying_bytes = 0
         self._max_bytes = max_bytes
+        self._keep_plans = keep_plans
         self.peak_bytes = 0
         self._ticket = 0
         self._failed = False
@@ -277,8 +279,9 @@ class Engine:
         if self._step >= self._skip_to:
             # Planning goes before pixels, but for the first batch: the trainer is waiting.
             future = self._materialiser.submit(self._ticket if self._ticket > 1 else URGENT, planned.sample)
-        # The compressed images must not outlive their decoding.
-        self._out.put(Delivery(planned._replace(sample={}), self._step, future))
+        if not self._keep_plans:  # the compressed images must not outlive their decoding
+            planned = planned._replace(sample={})
+        self._out.put(Delivery(planned, self._step, future))
 
     def _next_turn(self) -> None:
         self._turn += 1

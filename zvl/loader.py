@@ -86,6 +86,7 @@ class Loader:
         self._states = dict.fromkeys(self.lanes, LaneState(blocked=self._blocks.version))
         self._step = 0
         self._skip_to = 0
+        self._keep_plans = False
         ledger = None if quarantine is None else rank_path(quarantine, dp_rank, dp_size)
         self._ledger = Ledger(ledger, max_bad_fraction)
         self._engine: Events | None = None
@@ -162,16 +163,29 @@ class Loader:
         if isinstance(steps, bool) or not isinstance(steps, int) or steps < 0:
             raise RecipeError(f"expected to skip a whole number of steps, 0 or more, got {steps!r}")
         with self._unless_broken():
-            target = self._next_step() + steps
-            if self._engine is not None:
-                self._engine.skip_to(target)
-            self._skip_to = target
-            while not self._finished and self._next_step() < target:
-                event = self._take()
-                if isinstance(event, Delivery):
-                    self._pass(event.planned)
-                elif not self._goes_on(event):
-                    self.close()
+            for _ in self._pass_over(self._next_step() + steps):
+                pass
+
+    def plans(self, steps: int) -> Iterator[Delivery]:
+        """The planned batches of the next `steps` steps, images compressed or not read; before the first batch only."""
+        if self._engine is not None:
+            raise ZvlError("plans() comes before the first batch: make a new loader")
+        self._keep_plans = True
+        with self._unless_broken():
+            yield from self._pass_over(self._next_step() + steps)
+
+    def _pass_over(self, target: int) -> Iterator[Delivery]:
+        """Take what comes before step `target` without materialising it."""
+        if self._engine is not None:
+            self._engine.skip_to(target)
+        self._skip_to = target
+        while not self._finished and self._next_step() < target:
+            event = self._take()
+            if isinstance(event, Delivery):
+                self._pass(event.planned)
+                yield event
+            elif not self._goes_on(event):
+                self.close()
 
     def _next_step(self) -> int:
         """The step that the next batch belongs to: the one that not all lanes have given all batches of."""
@@ -253,6 +267,7 @@ class Loader:
             threaded=threaded,
             skip_to=self._skip_to,
             max_bytes=self._max_bytes,
+            keep_plans=self._keep_plans,
         )
 
     def _feed(self, lane: int, nodes: Sequence[Node], runner: Runner, reads: Runner, ahead: ReadAhead) -> LaneFeed:
