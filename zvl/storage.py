@@ -22,6 +22,8 @@ __all__ = [
     "LocalFile",
     "LocalStore",
     "Store",
+    "glance",
+    "prefetcher",
     "read_object",
     "read_objects",
     "read_ranges",
@@ -95,7 +97,24 @@ def store_for(path: str) -> Store:
             f"no store reads {scheme}:// (in {path!r}); there are stores for: {', '.join(sorted(STORES))}; "
             "copy the files to a local folder"
         )
-    return STORES[scheme]()
+    store = STORES[scheme]()
+    if scheme == "file":
+        return store
+    from zvl.stores.cache import shard_cache
+
+    return shard_cache(store)
+
+
+def glance(store: Store, path: str) -> AbstractContextManager[File]:
+    """Open a file to read little of it: a store that keeps copies of whole files uses one, but makes none."""
+    opener: Callable[[str], AbstractContextManager[File]] = getattr(store, "glance", store.open)
+    return opener(path)
+
+
+def prefetcher(store: Store, path: Callable[[int], str]) -> Callable[[int], None] | None:
+    """A dataset's `prefetch` over that store: takes a shard, whose full path `path` tells. None without a cache."""
+    prefetch: Callable[[str], None] | None = getattr(store, "prefetch", None)
+    return None if prefetch is None else lambda shard: prefetch(path(shard))
 
 
 def read_ranges(
