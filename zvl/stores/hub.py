@@ -87,7 +87,7 @@ class Hub:
             found = _api().get_paths_info(
                 place.repo, [place.path], revision=place.revision, repo_type="dataset", expand=False
             )
-        files = [one for one in found if one.path == place.path and hasattr(one, "size")]
+        files = [one for one in found if one.path == place.path and _is_file(one)]
         return _meta(files[0]) if files else None
 
     def walk(self, folder: str, deep: bool) -> Iterator[tuple[str, Meta]]:
@@ -105,7 +105,7 @@ class Hub:
         except known.EntryNotFoundError:
             return
         for one in found:
-            if hasattr(one, "size"):
+            if _is_file(one):
                 yield place._replace(path=one.path).url(), _meta(one)
 
     def get(self, url: str, start: int, stop: int, meta: Meta) -> Any:
@@ -167,6 +167,10 @@ def hub_errors(url: str) -> Iterator[None]:
 
 def _line(error: BaseException) -> str:
     return redact(" ".join(str(error).split()))[:300] or type(error).__name__
+
+
+def _is_file(entry: Any) -> bool:
+    return isinstance(entry, optional("huggingface_hub.hf_api", "cloud", "reading hf://").RepoFile)
 
 
 def _meta(file: Any) -> Meta:

@@ -96,7 +96,7 @@ def _glob(part: str, lister: Lister) -> Iterator[tuple[str, Meta]]:
     first = next(i for i, name in enumerate(names) if glob.has_magic(name))
     folder = f"{scheme}://{'/'.join(names[:first])}/"
     matches = re.compile(re.escape(folder) + glob_regex(names[first:])).fullmatch
-    for url, meta in lister.walk(folder, deep=len(names) > first + 1):
+    for url, meta in lister.walk(folder, deep=len(names) > first + 1 or names[first] == "**"):
         if matches(url):
             yield url, meta
 
