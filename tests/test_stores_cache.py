@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zvl.errors import RecipeError, StorageError
-from zvl.storage import glance, prefetcher, store_for
+from zvl.storage import prefetcher, store_for
 from zvl.stores import cache_folder
-from zvl.stores.cache import PART_BYTES, CachedStore, shard_cache
+from zvl.stores.cache import PART_BYTES, CachedStore, in_passing, shard_cache
 from zvl.stores.cache_folder import CacheFolder
 
 SIZE = 2 * PART_BYTES + 12345
@@ -98,15 +98,15 @@ def test_an_empty_file_and_one_of_a_part(remote: CountedStore, cache: Path) -> N
     assert sorted(files(cache).values()) == [0, 3]
 
 
-def test_glance_copies_nothing_but_uses_a_copy(remote: CountedStore, cache: Path) -> None:
+def test_in_passing_a_copy_is_used_but_none_is_made(remote: CountedStore, cache: Path) -> None:
     store = cached(remote, cache)
-    with store.glance(URL + "shard0") as file:
+    with in_passing(), store.open(URL + "shard0") as file:
         assert file.read(0, 4) == remote.content(URL + "shard0")[:4]
     assert remote.reads() == [("shard0", 0, 4)]
     assert files(cache) == {}
     read_all(store, "shard0")
     before = remote.reads()
-    with store.glance(URL + "shard0") as file:
+    with in_passing(), store.open(URL + "shard0") as file:
         assert file.read(0, 4) == remote.content(URL + "shard0")[:4]
     assert remote.reads() == before
 
@@ -618,14 +618,9 @@ def test_store_for_puts_the_cache_before_remote_stores_alone(cache: Path, monkey
     assert isinstance(store_for("https://example.org/a.tar"), CachedStore)
 
 
-def test_glance_and_prefetch_of_stores_without_a_cache(remote: CountedStore, cache: Path) -> None:
-    with glance(remote, URL + "shard0") as file:
-        assert file.read(0, 2) == remote.content(URL + "shard0")[:2]
+def test_datasets_prefetch_where_their_store_has_a_cache(remote: CountedStore, cache: Path) -> None:
     assert prefetcher(remote, str) is None
     store = cached(remote, cache)
-    with glance(store, URL + "shard0") as file:
-        file.read(0, 2)
-    assert files(cache) == {}
     prefetch = prefetcher(store, lambda shard: f"{URL}shard{shard}")
     assert prefetch is not None
     prefetch(3)

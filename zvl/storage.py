@@ -22,7 +22,6 @@ __all__ = [
     "LocalFile",
     "LocalStore",
     "Store",
-    "glance",
     "prefetcher",
     "read_object",
     "read_objects",
@@ -103,12 +102,6 @@ def store_for(path: str) -> Store:
     from zvl.stores.cache import shard_cache
 
     return shard_cache(store)
-
-
-def glance(store: Store, path: str) -> AbstractContextManager[File]:
-    """Open a file to read little of it: a store that keeps copies of whole files uses one, but makes none."""
-    opener: Callable[[str], AbstractContextManager[File]] = getattr(store, "glance", store.open)
-    return opener(path)
 
 
 def prefetcher(store: Store, path: Callable[[int], str]) -> Callable[[int], None] | None:
