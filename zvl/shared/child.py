@@ -45,17 +45,18 @@ class Child(NamedTuple):
         self.sock.close()
 
 
-def start_child(entry: str, environment: Mapping[str, str] = {}) -> Child:
+def start_child(entry: str, environment: Mapping[str, str] = {}, *, outlives: bool = False) -> Child:
     """Call ``function(sock)`` of `entry`, "module:function", in a new process; it ends when the function returns.
 
     The child has this process's `sys.path`, leaves Ctrl-C to its parent (it stands in a process group of its own), and
     is killed by the system when the calling *thread* ends: call this from a thread that lives as long as it should.
+    With `outlives` it is not: it must see for itself when nobody is at the other end of its socket.
     """
     _refuse_while_importing_main()
     ours, theirs = socket.socketpair()
     program = (
         f"import sys; sys.path[:] = {sys.path!r}; from zvl.shared.child import _begin; "
-        f"_begin({entry!r}, {theirs.fileno()}, {os.getpid()})"
+        f"_begin({entry!r}, {theirs.fileno()}, {0 if outlives else os.getpid()})"
     )
     *interpreter, _, _, _ = spawn.get_command_line()  # with the flags of this one; behind them: -c, program, a flag
     with theirs:
@@ -101,12 +102,12 @@ def _refuse_while_importing_main() -> None:
 
 
 def _begin(entry: str, fd: int, parent: int) -> None:
-    """The first call in the child."""
+    """The first call in the child; `parent` is 0 if the child may outlive it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     library = ctypes.CDLL(None)
-    if hasattr(library, "prctl"):
+    if parent and hasattr(library, "prctl"):
         library.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL))
-    if os.getppid() != parent:  # it died before we asked
+    if parent and os.getppid() != parent:  # it died before we asked
         return
     module, _, name = entry.partition(":")
     with socket.socket(fileno=fd) as sock:

@@ -245,16 +245,26 @@ class Inlet:
 
     `release` gets the offset of a segment when the last array that a message had in it has died. It may run in any
     thread and at any moment, also within the garbage collector: it must not block or lock (``deque.append``).
+    `leased` gets offset and bytes of each segment of each message before the value is made.
     """
 
-    def __init__(self, fd: int, span: int, release: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        fd: int,
+        span: int,
+        release: Callable[[int], None],
+        leased: Callable[[int, Bytes], None] = lambda segment, memory: None,
+    ) -> None:
         self._memory = mmap.mmap(fd, span)
         self._release = release
+        self._leased = leased
 
     def unpack(self, payload: bytes | bytearray | memoryview, resolve: Callable[[Any], Any] = {}.get) -> Any:
         """The value. Its large arrays are views, writable where the writer's were. `resolve` is that of `loads`."""
         data, places, sizes = pickle.loads(payload)
         leases = {segment: _lease(self._memory, segment, nbytes, self._release) for segment, nbytes in sizes.items()}
+        for segment, lease in leases.items():
+            self._leased(segment, lease)
         buffers: list[Any] = []
         for place in places:
             if isinstance(place, bytes):
