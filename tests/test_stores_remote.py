@@ -86,9 +86,7 @@ def test_ranges_come_back_in_the_order_asked(ranges: list[tuple[int, int]]) -> N
     assert parts == [DATA[start : start + size] for start, size in ranges]
     asked = sorted(server.asked)
     assert all(0 < stop - start <= 1000 for start, stop in asked)
-    assert all(first[1] <= second[0] for first, second in zip(asked, asked[1:], strict=False)), (
-        "no byte is fetched twice"
-    )
+    assert all(first[1] <= second[0] for first, second in itertools.pairwise(asked)), "no byte is fetched twice"
 
 
 def test_neighbours_share_a_request_and_distant_ranges_do_not(small: None) -> None:

@@ -11,9 +11,9 @@ from zvl.errors import StorageError
 from zvl.formats._optional import optional
 from zvl.stores.credentials import LOOKED_FOR
 from zvl.stores.remote import Changed
-from zvl.stores.retry import Passing
+from zvl.stores.retry import Passing, redact
 
-__all__ = ["first_line", "obstore", "redact", "translate"]
+__all__ = ["first_line", "obstore", "translate"]
 
 BUSY = frozenset(("408", "425", "429"))
 """Answers below 500 that ask to come back later."""
@@ -92,16 +92,6 @@ def first_line(error: BaseException) -> str:
     hint = re.search(r'message: "([^"]+)"', rest)
     words = [hint[1]] if hint else [text for word, text in HINTS.items() if word in rest]
     return redact(" ".join(line.split()))[:300].rstrip(" :") + "".join(f" ({word})" for word in words[:1])
-
-
-def redact(text: str) -> str:
-    """`text` without what stands behind question marks and before @ in its URLs: signatures and passwords.
-
-    >>> redact("GET https://me:secret@host/a?sig=1 failed")
-    'GET https://***@host/a?*** failed'
-    """
-    text = re.sub(r"(https?://)[^/\s@]+@", r"\1***@", text)
-    return re.sub(r"(https?://[^\s?]*\?)[^\s]+", r"\1***", text)
 
 
 def obstore() -> Any:

@@ -17,10 +17,10 @@ from urllib.parse import quote, unquote
 from zvl.errors import StorageError
 from zvl.formats._optional import optional
 from zvl.stores.credentials import LOOKED_FOR
-from zvl.stores.failures import BUSY, obstore, redact, translate
+from zvl.stores.failures import BUSY, obstore, translate
 from zvl.stores.listing import Meta
 from zvl.stores.objects import client_options, get_range
-from zvl.stores.retry import Passing
+from zvl.stores.retry import Passing, redact
 
 __all__ = ["Hub", "HubPath", "parse_hub"]
 

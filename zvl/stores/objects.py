@@ -12,10 +12,10 @@ from urllib.parse import unquote
 from zvl.errors import StorageError
 from zvl.stores import remote
 from zvl.stores.credentials import aws_settings
-from zvl.stores.failures import first_line, obstore, redact, translate
+from zvl.stores.failures import first_line, obstore, translate
 from zvl.stores.listing import Meta
 from zvl.stores.remote import Changed
-from zvl.stores.retry import Passing
+from zvl.stores.retry import Passing, redact
 
 __all__ = ["Objects", "client_options", "get_range"]
 
@@ -33,7 +33,10 @@ MODIFIED = "modified "
 
 
 class Place(NamedTuple):
-    """A URL taken apart: `root` is what a client is made for, `key` the object's name there."""
+    """A URL taken apart: `root` is what a client is made for, `key` the object's name there.
+
+    A URL without bucket or host has a `root` that ends in a slash.
+    """
 
     scheme: str
     root: str
@@ -52,6 +55,8 @@ class Objects:
     def resolve(self, pattern: str) -> str:
         """As it is; StorageError for a URL with a password or a signature: both would end up in checkpoints."""
         place = _take_apart(pattern)
+        if place.root.endswith("/"):
+            raise StorageError(f"expected {place.root}BUCKET/PATH, got {pattern!r}")
         if not self.lists and ("?" in pattern or "@" in place.root):
             raise StorageError(
                 f"cannot open {redact(pattern)}: expected a URL without query, user and password: it becomes part of "
@@ -97,7 +102,7 @@ class Objects:
     def get_whole(self, url: str) -> bytes:
         """See `Server.get_whole`."""
         place = _take_apart(url)
-        if not place.key and self.lists:
+        if place.root.endswith("/") or (self.lists and not place.key):
             raise FileNotFoundError(url)
         if not self.lists and ("?" in url or "//" in place.key or place.key.endswith("/")):
             place = Place(place.scheme, url, "")  # a client of its own: obstore's paths hold neither
@@ -147,8 +152,6 @@ def _meta(found: Any) -> Meta:
 def _take_apart(url: str) -> Place:
     scheme, _, rest = url.partition("://")
     bucket, _, key = rest.partition("/")
-    if not bucket:
-        raise StorageError(f"expected {scheme}://BUCKET/PATH, got {url!r}")
     return Place(scheme, f"{scheme}://{bucket}", unquote(key) if scheme in ("http", "https") else key)
 
 

@@ -13,7 +13,7 @@ from zvl.errors import StorageError
 from zvl.hashing import hash_text
 from zvl.paths import FileState, Found
 from zvl.stores.listing import Lister, Meta, find_objects
-from zvl.stores.retry import Patience, persist
+from zvl.stores.retry import Patience, persist, redact
 
 __all__ = ["IN_FLIGHT", "Changed", "RemoteFile", "RemoteStore", "Server", "pieces"]
 
@@ -167,7 +167,7 @@ class RemoteStore:
 
     def _whole(self, url: str) -> bytes | None:
         try:
-            return self._persist(lambda: self._server.get_whole(url), f"read {url}")
+            return self._persist(lambda: self._server.get_whole(url), f"read {redact(url)}")
         except FileNotFoundError:
             return None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from typing import TypeVar
 from zvl.errors import StorageError
 from zvl.hashing import hash_ints, hash_text
 
-__all__ = ["Passing", "Patience", "persist"]
+__all__ = ["Passing", "Patience", "persist", "redact"]
 
 T = TypeVar("T")
 
@@ -61,3 +62,13 @@ def persist(call: Callable[[], T], what: str, patience: Patience) -> T:
                 f"failed with: {failure}; see that the server can be reached from here, then go on from the last "
                 "checkpoint: nothing was skipped"
             ) from failure
+
+
+def redact(text: str) -> str:
+    """`text` without what stands behind question marks and before @ in its URLs: signatures and passwords.
+
+    >>> redact("GET https://me:secret@host/a?sig=1 failed")
+    'GET https://***@host/a?*** failed'
+    """
+    text = re.sub(r"(https?://)[^/\s@]+@", r"\1***@", text)
+    return re.sub(r"(https?://[^\s?]*\?)[^\s]+", r"\1***", text)
