@@ -143,6 +143,7 @@ class Engine:
         finite: bool,
         threaded: bool,
         skip_to: int = 0,
+        skipping: threading.Event | None = None,
         max_bytes: int | None = None,
         keep_plans: bool = False,
     ) -> None:
@@ -161,7 +162,8 @@ class Engine:
         self._ticket = 0
         self._failed = False
         self._closing = False
-        self._skip_to = skip_to
+        self._skipping = skipping or threading.Event()
+        self.skip_to(skip_to)
         self._events: queue.SimpleQueue[LaneFeed | Planned] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Delivery | StepStart | Failure] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -187,6 +189,13 @@ class Engine:
     def skip_to(self, step: int) -> None:
         """Materialise nothing of the steps before that one. Those in the making already are finished."""
         self._skip_to = step
+        self._skips()
+
+    def _skips(self) -> bool:
+        """Whether the batches of the step at hand are not materialised; tells the readers, too."""
+        skips = self._step < self._skip_to
+        (self._skipping.set if skips else self._skipping.clear)()
+        return skips
 
     def close(self) -> None:
         """End the planner; a `take` that waits in another thread gets a Failure. The runner is closed by its owner."""
@@ -276,7 +285,7 @@ class Engine:
         self._flying_bytes += planned.nbytes
         self._ticket += 1
         future = None
-        if self._step >= self._skip_to:
+        if not self._skips():
             # Planning goes before pixels, but for the first batch: the trainer is waiting.
             future = self._materialiser.submit(self._ticket if self._ticket > 1 else URGENT, planned.sample)
         if not self._keep_plans:  # the compressed images must not outlive their decoding

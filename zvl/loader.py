@@ -266,6 +266,7 @@ class Loader:
             finite=pipeline.source.finite,
             threaded=threaded,
             skip_to=self._skip_to,
+            skipping=ahead.skipping,
             max_bytes=self._max_bytes,
             keep_plans=self._keep_plans,
         )

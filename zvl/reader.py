@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from zvl.blocklist import BlockList
@@ -29,6 +30,8 @@ class ReadAhead:
 
     rows: int
     chunk_bytes: int
+    skipping: threading.Event = field(default_factory=threading.Event)
+    """Set while what is planned will not be materialised: pictures that are fetched late are not wanted then."""
 
     @classmethod
     def fit(cls, source: WorkSource, lanes: int, budget: int) -> ReadAhead:
@@ -118,15 +121,18 @@ class _Chunks:
         if opened is None or opened[0] != key:
             opened = key, _Chunk(pointer.chunk_start, self._submit(dataset, pointer.shard, rows))
             self._open[pointer.dataset] = opened
-            self._hint(pointer.dataset)
+            self._hint(pointer.dataset, pointer.shard)
         return opened[1]
 
-    def _hint(self, place: int) -> None:
-        """Tell a dataset that caches shards which ones this lane will want next."""
+    def _hint(self, place: int, open_shard: int) -> None:
+        """Tell a dataset that caches shards which ones this lane will want next; of a late one no picture of the open
+        shard has been asked for yet."""
         dataset: Any = self._datasets[place]
-        if self._upcoming is not None and _prefetches(dataset):
-            for shard in self._upcoming(place, PREFETCHED_SHARDS):
-                dataset.prefetch(shard)
+        late = getattr(dataset, "late", False)
+        if self._upcoming is None or not _prefetches(dataset) or (late and self._ahead.skipping.is_set()):
+            return
+        for shard in [open_shard] * late + self._upcoming(place, PREFETCHED_SHARDS):
+            dataset.prefetch(shard)
 
 
 def _prefetches(dataset: Dataset) -> bool:
