@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import pickle
+import random
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +19,7 @@ from zvl.storage import read_object, read_objects, read_ranges, shared_store, st
 from zvl.stores import remote
 from zvl.stores.retry import Patience
 
-DATA = os.urandom(300_000)
+DATA = random.Random(0).randbytes(300_000)
 QUICK = Patience(first=0.001, longest=0.01, silence=0.4)
 
 
