@@ -69,11 +69,11 @@ def test_places_in_tokens_are_reached_when_so_many_were_drawn(begin: list[int], 
     tokens = [Fraction(1000), Fraction(50)]
     points = [(at, list(map(Fraction, weights))) for at, weights in ((20_000, begin), (2_000_000, end))]
     shares = Shares(points, tokens, "tokens")
-    stop = shares.rows(1)
+    begun, stop = shares.point_rows()
     total = 0.0
     for row in range(int(stop)):
         share = [float(part) for part in fractions(shares.at(row))]
-        if row == int(shares.rows(0)):
+        if row == int(begun):
             assert total == pytest.approx(20_000, abs=1000)
         by_token = np.array([part * float(size) for part, size in zip(share, tokens, strict=True)])
         line = np.interp(total, [20_000, 2_000_000], [begin[0] / sum(begin), end[0] / sum(end)])

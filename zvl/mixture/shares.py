@@ -76,9 +76,9 @@ class Shares:
         stand, move = self._weights[point], self._weights[point + 1]
         return [a * ONE + (b - a) * part for a, b in zip(stand, move, strict=True)]
 
-    def rows(self, point: int) -> Fraction:
-        """The row of a lane at which a point stands."""
-        return Fraction(self._starts[point], 2 * ONE)
+    def point_rows(self) -> list[Fraction]:
+        """The rows of a lane at which the points stand."""
+        return [Fraction(start, 2 * ONE) for start in self._starts]
 
     def _part(self, point: int, rest: int) -> int:
         """How far a lane is between two points, `rest` / 2**65 rows behind the first: 0..2**64."""

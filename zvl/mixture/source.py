@@ -7,10 +7,11 @@ from typing import Any, TypeVar, get_args
 
 from zvl.errors import RecipeError
 from zvl.mixture.cursor import MixtureCursor
+from zvl.mixture.forecast import Flow, Forecast, forecast
 from zvl.mixture.order import DatasetOrder, Shuffle
 from zvl.mixture.policy import Forever, Once, Passes, PassPolicy
 from zvl.mixture.shares import ScheduleBy, WeighBy
-from zvl.mixture.weights import Point, make_weights, quoted
+from zvl.mixture.weights import Point, check_pace, make_weights, quoted
 from zvl.protocols import Dataset
 
 __all__ = ["Mixture"]
@@ -136,6 +137,40 @@ class Mixture:
             ],
             **self._weights.fingerprint(),
         }
+
+    def describe(
+        self,
+        steps: int,
+        *,
+        lanes: int,
+        rows_per_step: float | None = None,
+        tokens_per_step: float | None = None,
+        tokens_per_row: Mapping[str, float] | None = None,
+        window: int | None = None,
+    ) -> Forecast:
+        """What `steps` steps will bring: shares of samples and tokens, passes, when datasets end; by windows too.
+
+        A step takes so many rows or delivers so many tokens of all lanes together: say one of the two. Tokens need
+        `tokens_per_row`, those of text and images together; the mixture's own serve if `weigh_by` is "tokens".
+        `window` is in steps; a tenth of all if not given. Takes a few milliseconds however many the steps are.
+        """
+        _check_whole("steps", steps, 1, 2**53)
+        _check_whole("lanes", lanes, 1, 2**40)
+        window = -(-steps // 10) if window is None else window
+        _check_whole("window", window, -(-steps // 10_000), 2**53)
+        tokens = tokens_per_row or (self._weights.tokens_per_row if self._weights.weigh_by == "tokens" else None)
+        check_pace(rows_per_step, tokens_per_step, tokens, self.names)
+        flow = Flow(
+            lanes=lanes,
+            weights_at=self.weights_at,
+            sizes=[int(order.table.rows.sum()) for order in self._orders],
+            limits=[self.passes[name].limit for name in self.names],
+            points=[float(row) for row in self._shares.point_rows()],
+            tokens=None if tokens is None else [tokens[name] for name in self.names],
+            rows_per_step=rows_per_step,
+            tokens_per_step=tokens_per_step,
+        )
+        return forecast(flow, self.names, steps, window)
 
     def describe_dataset(self, place: int) -> str:
         """One dataset's part in a few words, for `explain()`: its share, passes, order."""

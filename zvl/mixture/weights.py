@@ -11,7 +11,7 @@ from typing import Any, get_args
 from zvl.errors import RecipeError
 from zvl.mixture.shares import EVER, ScheduleBy, Shares, WeighBy
 
-__all__ = ["KINDS", "Point", "Weights", "make_weights", "quoted"]
+__all__ = ["KINDS", "Point", "Weights", "check_pace", "make_weights", "quoted"]
 
 Point = tuple[int, Mapping[str, float]]
 """(place, weights by name)."""
@@ -109,6 +109,24 @@ def make_weights(
             "set both, or leave schedule_by out"
         )
     return Weights(tuple(names), points, schedule is not None, weigh_by, tokens, schedule_by)
+
+
+def check_pace(
+    rows: float | None, tokens: float | None, tokens_per_row: Mapping[str, float] | None, names: Sequence[str]
+) -> None:
+    """Check what `Mixture.describe` is told of a step."""
+    pace = tokens if rows is None else rows
+    if (rows is None) == (tokens is None) or pace is None or not 0 < pace < math.inf:
+        raise RecipeError(
+            f"describe: expected rows_per_step or tokens_per_step, a number above 0, got {rows!r} and {tokens!r}"
+        )
+    if tokens_per_row is not None:
+        _named("tokens_per_row", tokens_per_row, names, "tokens_per_row")
+    elif tokens is not None:
+        raise RecipeError(
+            "describe: tokens_per_step needs tokens_per_row, all tokens of a row of each dataset: "
+            "zvl.estimate_tokens(pipeline) returns them"
+        )
 
 
 def _tokens(given: Mapping[str, float] | None, names: Sequence[str], weigh_by: WeighBy) -> dict[str, float] | None:
