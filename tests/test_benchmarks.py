@@ -57,3 +57,11 @@ def test_fill() -> None:
     result = quick("bench_fill.py", "--quick")
     assert 0.8 < result["fill"] <= 1
     assert result["cost_us"] > 0
+
+
+def test_balance() -> None:
+    result = quick("bench_balance.py", "--quick")
+    assert all(
+        run["wait"] >= 1 and 0.5 < run["fill"] <= 1 for run in result["none, knapsack"] + result["dataset 64, best_fit"]
+    )
+    assert all(figure > 0 for figure in result["cost_us"].values())
