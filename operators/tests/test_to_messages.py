@@ -20,9 +20,10 @@ from PIL import Image as PilImage
 import zvl
 from reference.conversations import SHOW, A, llava, message, read, refused, text, turn, url
 from zvl.chat import check_messages
-from zvl.errors import BadData, RecipeError
+from zvl.errors import BadData, OperatorError, RecipeError
 from zvl.fingerprint import digest
 from zvl.recipe import load_recipe
+from zvl_operators._schemas import FIELDS
 from zvl_operators.to_messages import ToMessages
 
 DOCS = Path(__file__).parents[2] / "docs/conversations.md"
@@ -62,6 +63,24 @@ def test_a_row_of_no_schema() -> None:
         'caption, text, got a row with id, img; name them with fields = { question = "...", ... }: the fields are '
         "messages, conversations, exchanges, texts, question, answer, caption, text, images"
     )
+
+
+@pytest.mark.parametrize("schema", ["", *(name for name in FIELDS if name != "text")])
+def test_the_row_of_an_error_is_named_by_its_key(schema: str, processor: zvl.Processor) -> None:
+    """Whatever the schema: key of the row, place in it, what was seen."""
+    rows: dict[str, tuple[dict[str, Any], str]] = {
+        "": ({"x": 1}, "got a row with .*x"),
+        "messages": (message(5), r"messages\[0\].content: .* got int 5"),
+        "conversations": (llava(("human", "a"), ("x", "b")), r"conversations\[1\].from: .* got str 'x'"),
+        "exchanges": ({"texts": [{"user": 5}]}, r"texts\[0\].user: .* got int 5"),
+        "interleaved": ({"texts": ["a", 5]}, r"texts\[1\]: .* got int 5"),
+        "vqa": ({"question": "a", "answer": {}}, r"answer: .* got None"),
+        "caption": ({"caption": "a", "images": []}, "got an empty column 'images'"),
+    }
+    good = {"text": "a"}
+    row, wording = rows[schema]
+    with pytest.raises(OperatorError, match=rf"'to_messages' failed on sample 'data/rows#1@0': \w+: .*{wording}"):
+        batches(training([good, row, good], processor, ToMessages()))
 
 
 def test_a_schema_that_lacks_a_field() -> None:
@@ -250,12 +269,14 @@ def test_on_error_drops_and_counts_or_names_the_row(processor: zvl.Processor) ->
 
 def test_the_recipe_of_the_manual(tmp_path: Path, qwen_tokenizer: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ZVL_CACHE", str(tmp_path / "cache"))
-    (recipe,) = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    recipe, boxes = re.findall(r"```toml\n(.*?)```", DOCS.read_text(encoding="utf-8"), re.DOTALL)
+    recipe = recipe.replace('[[operator]]\nuse = "tokenize_chat"', f'{boxes}\n[[operator]]\nuse = "tokenize_chat"')
     (tmp_path / "tokenizer").symlink_to(qwen_tokenizer)
     (tmp_path / "vqa.jsonl").write_text(
         json.dumps({"images": ["a.png"], "q": "Which shade?", "a": ["Grey.", "Dark.", "Grey."]}) + "\n"
     )
-    (tmp_path / "llava.jsonl").write_text(json.dumps(llava(("human", "<image>\nIt?"), ("gpt", "A."), images=["a.png"])))
+    asked = llava(("human", "<image>\nIt?"), ("gpt", "At {box:0}."), images=["a.png"], boxes=[[[14, 7, 28, 56]]])
+    (tmp_path / "llava.jsonl").write_text(json.dumps(asked))
     (tmp_path / "a.png").write_bytes(png(90))
     (tmp_path / "recipe.toml").write_text(recipe)
     pipeline = load_recipe(tmp_path / "recipe.toml")
@@ -264,3 +285,5 @@ def test_the_recipe_of_the_manual(tmp_path: Path, qwen_tokenizer: Path, monkeypa
     )
     (batch,) = batches(pipeline)
     assert len(batch["image_grid_thw"]) == 2
+    learnt = [int(label) for label in batch["labels"].ravel() if label != -100]
+    assert "At [14, 7, 28, 55]." in pipeline.operators[1].operator.processor.tokenizer.decode(learnt)  # type: ignore[attr-defined]
