@@ -23,9 +23,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zvl.errors import RecipeError, StorageError
-from zvl.storage import prefetcher, store_for
+from zvl.storage import in_passing, prefetcher, store_for
 from zvl.stores import cache_folder
-from zvl.stores.cache import PART_BYTES, CachedStore, in_passing, shard_cache
+from zvl.stores.cache import PART_BYTES, CachedStore, shard_cache
 from zvl.stores.cache_folder import CacheFolder
 
 SIZE = 2 * PART_BYTES + 12345

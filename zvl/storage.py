@@ -8,8 +8,9 @@ URL's scheme, so that another store is one class and one line in `STORES`. A fil
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from typing import Protocol
 
 from zvl.errors import RecipeError, StorageError
@@ -18,10 +19,12 @@ from zvl.stores.local import LocalFile, LocalStore
 from zvl.stores.remote import RemoteStore
 
 __all__ = [
+    "IN_PASSING",
     "File",
     "LocalFile",
     "LocalStore",
     "Store",
+    "in_passing",
     "prefetcher",
     "read_object",
     "read_objects",
@@ -78,6 +81,20 @@ def _remote(scheme: str) -> RemoteStore:
     from zvl.stores.objects import Objects
 
     return RemoteStore(Objects(scheme))
+
+
+IN_PASSING: ContextVar[bool] = ContextVar("in_passing", default=False)
+"""Whether this thread reads in passing, see `in_passing`."""
+
+
+@contextmanager
+def in_passing() -> Iterator[None]:
+    """Files that this thread opens in the block are read little of: copies are used, but none is made for that."""
+    token = IN_PASSING.set(True)
+    try:
+        yield
+    finally:
+        IN_PASSING.reset(token)
 
 
 STORES: dict[str, Callable[[], Store]] = {

@@ -23,7 +23,7 @@ from zvl.formats._held import Held, cache_limit
 from zvl.formats._index import Stamp
 from zvl.formats._packing import unpack
 from zvl.paths import FileState, absolute
-from zvl.storage import File, read_ranges, store_for
+from zvl.storage import File, in_passing, prefetcher, read_ranges, store_for
 
 __all__ = ["INDEX", "Chunks", "Packing", "Piece", "Table", "peek"]
 
@@ -162,13 +162,18 @@ class Chunks:
         """What an index of the shard's pictures belongs to: the file that is read."""
         state = self.states[shard]
         if state is None:
-            with self._store.open(self.path(shard)) as file:
+            with in_passing(), self._store.open(self.path(shard)) as file:
                 state = file.state()
         return Stamp(self.path(shard), *state, READING, options)
 
     def path(self, shard: int) -> str:
         """The full path of the file that is read for the shard."""
         return f"{self.root}/{self.files[shard]}"
+
+    @property
+    def prefetch(self) -> Callable[[int], None] | None:
+        """Fetches a shard in advance; None where nothing keeps shards."""
+        return prefetcher(self._store, self.path)
 
     def close(self) -> None:
         """Release descriptors, offsets and unpacked bytes; a later read opens anew."""
@@ -310,7 +315,7 @@ def _framed_table(file: File, piece: Piece, state: FileState) -> Table:
 def _read_json(path: str) -> Any:
     store = store_for(path)
     try:
-        with store.open(path) as file:
+        with in_passing(), store.open(path) as file:
             data = file.read(0, file.state().size)
     finally:
         store.close()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Protocol
 
@@ -22,6 +22,9 @@ class FileList(Protocol):
     names: tuple[str, ...]
     rows: npt.NDArray[np.int64]
     sizes: npt.NDArray[np.int64]
+
+    @property
+    def prefetch(self) -> Callable[[int], None] | None: ...
 
     def stamp(self, shard: int, options: str = "") -> Stamp: ...
 
@@ -48,6 +51,11 @@ class Files:
     def row_bytes(self) -> int:
         """Mean bytes of a row, as it is stored."""
         return max(1, int(self._shards.sizes.sum()) // max(int(self.shard_rows.sum()), 1))
+
+    @property
+    def prefetch(self) -> Callable[[int], None] | None:
+        """Fetches a shard in advance; None where nothing keeps shards."""
+        return self._shards.prefetch
 
     def stamp(self, shard: int) -> Stamp:
         """What an index of the shard's pictures belongs to."""

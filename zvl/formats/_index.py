@@ -26,7 +26,7 @@ import numpy.typing as npt
 
 from zvl.errors import StorageError
 from zvl.paths import FileState, absolute, relative_names
-from zvl.storage import File, store_for
+from zvl.storage import File, in_passing, prefetcher, store_for
 
 __all__ = ["Kind", "Shards", "Table", "cache_folder"]
 
@@ -79,6 +79,11 @@ class Shards:
     def path(self, shard: int) -> str:
         """The shard's full path."""
         return os.path.join(self.root, self.names[shard])
+
+    @property
+    def prefetch(self) -> Callable[[int], None] | None:
+        """Fetches a shard in advance; None where nothing keeps shards."""
+        return prefetcher(self._store, self.path)
 
     def table(self, shard: int) -> Table:
         """The shard's arrays: from memory, from its index file, or built."""
@@ -189,7 +194,7 @@ class Shards:
         if saved is not None and np.array_equal(saved["stamp"][:4], stamp[:4]):
             rows = int(saved.pop("stamp")[4])
             return rows, saved
-        with self.open(shard) as file:
+        with in_passing(), self.open(shard) as file:
             rows, table = self.kind.build(file)
             self._check(shard, file)
         stamp[4] = rows

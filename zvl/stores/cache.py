@@ -15,19 +15,15 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 from zvl.errors import RecipeError, StorageError, ZvlError
 from zvl.paths import FileState, Found
 from zvl.runners.threads import ThreadRunner
+from zvl.storage import IN_PASSING, File, Store
 from zvl.stores.cache_folder import CacheFolder
 from zvl.stores.local import ALONE, LocalFile
 
-if TYPE_CHECKING:
-    from zvl.storage import File, Store
-
-__all__ = ["CachedFile", "CachedStore", "in_passing", "shard_cache"]
+__all__ = ["CachedFile", "CachedStore", "shard_cache"]
 
 PART_BYTES = 4 << 20
 """Bytes of one request of a download."""
@@ -43,19 +39,6 @@ PREFETCHES = 4
 
 PREFETCH_SHARE = 8
 """A shard of more than one part in so many of the cache is not fetched in advance."""
-
-
-_PASSING: ContextVar[bool] = ContextVar("passing", default=False)
-
-
-@contextmanager
-def in_passing() -> Iterator[None]:
-    """Files that this thread opens in the block are read little of: copies are used, but none is made for that."""
-    token = _PASSING.set(True)
-    try:
-        yield
-    finally:
-        _PASSING.reset(token)
 
 
 def shard_cache(inner: Store) -> Store:
@@ -126,7 +109,7 @@ class CachedStore:
         """The file's copy, which is made first where there is none. A descriptor lives as long as the block."""
         with self.inner.open(path) as source:
             copy = self._find(source)
-            if copy is None and not _PASSING.get():
+            if copy is None and not IN_PASSING.get():
                 copy = self._fetch(source, wait=True)
                 if copy is None:
                     self._warn(source)
