@@ -18,7 +18,7 @@ from zvl.errors import BadData, RecipeError
 from zvl.formats._rows import load_images
 from zvl.operator import Sample
 from zvl.protocols import Dataset
-from zvl.storage import store_for
+from zvl.storage import in_passing, store_for
 
 __all__ = ["Rows", "from_rows", "open_dataset"]
 
@@ -45,7 +45,8 @@ def open_dataset(
         inspect.signature(opener).bind(path, on_error=on_error, **options)
     except TypeError as error:
         raise RecipeError(f"cannot open {path!r} as {name}: {error}; its options are: {_options(opener)}") from error
-    return opener(path, on_error=on_error, **options)
+    with in_passing():
+        return opener(path, on_error=on_error, **options)
 
 
 def from_rows(rows: Sequence[Mapping[str, Any]], on_error: Literal["raise", "drop"] = "raise") -> Rows:

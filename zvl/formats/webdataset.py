@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -89,6 +89,11 @@ class WebDataset:
             _row({_name(table, member): next(blobs) for member in span}, len(span), f"{path} row {row}")
             for row, span in zip(rows, spans, strict=True)
         ]
+
+    @property
+    def prefetch(self) -> Callable[[int], None] | None:
+        """Fetches a shard in advance; None where nothing keeps shards."""
+        return self._shards.prefetch
 
     def fingerprint(self) -> Any:
         """The format, and name, size in bytes and rows of each file."""
