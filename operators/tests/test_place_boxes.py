@@ -5,8 +5,9 @@ from __future__ import annotations
 import copy
 import io
 import re
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from PIL import ImageOps
 
 import zvl
 from zvl import registry
+from zvl.digest import batch_digest
 from zvl.errors import BadData, RecipeError
-from zvl.image import Image, ImageInfo, ImagePlan
+from zvl.image import Image, ImageInfo, ImagePlan, ImageRef
+from zvl.images.header import read_header
 from zvl.processor import Processor
 from zvl_operators.place_boxes import PlaceBoxes
 from zvl_operators.probe_images import ProbeImages
@@ -321,6 +324,50 @@ def test_from_a_turned_file_to_tokens(processor: Processor) -> None:
         text = str(processor.tokenizer.decode(np.concatenate([batch["input_ids"].ravel() for batch in loader])))
     assert '{"bbox_2d": [90, 10, 101, 29]}<|im_end|>' in text  # 100x200, resized to 112x196
     assert "What is {box:0}?" in text
+
+
+class Rows:
+    """Rows of turned pictures, boxes and questions; with `late` the pictures stay behind."""
+
+    on_error: Literal["raise", "drop"] = "raise"
+    shards = ("a",)
+    shard_rows = np.array([6], np.int64)
+    row_bytes = 1000
+
+    def __init__(self, late: bool) -> None:
+        self.late = late
+        self.fetched: list[tuple[int, int]] = []
+
+    def read(self, shard: int, rows: Sequence[int]) -> list[Any]:
+        return [self._row(row) for row in rows]
+
+    def _row(self, row: int) -> dict[str, Any]:
+        data = self._picture(row)
+        picture = ImageRef(self, 0, row, 0, len(data), read_header(data)) if self.late else data
+        return {"question": "Where?", "answer": "{box:0}", "images": [picture], "boxes": [[[10, 10, 30, 20 + row]]]}
+
+    def _picture(self, row: int) -> bytes:
+        return painted((200, 100), row + 3, (10, 10, 30, 20 + row))
+
+    def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[bytes | BadData]:
+        self.fetched += wanted
+        return [self._picture(row) for row, _ in wanted]
+
+    def fingerprint(self) -> Any:
+        return "rows"
+
+
+def test_late_pictures_have_the_same_boxes(processor: Processor) -> None:
+    def digests(rows: Rows) -> list[Any]:
+        source = zvl.Mixture(rows, passes=zvl.Once(), seed=3)
+        pipeline = zvl.Pipeline(source, lanes=2, flush_every=2).to_messages().probe_images(processor)
+        pipeline = pipeline.place_boxes(processor, scale="pixels").tokenize_chat(processor).balance(2)
+        with pipeline.pack(max_tokens=256).batch(1).patchify(processor).loader(runner="inline") as loader:
+            return [(batch_digest(batch), batch.keys) for batch in loader]
+
+    late = Rows(late=True)
+    assert digests(late) == digests(Rows(late=False)) != []
+    assert sorted(late.fetched) == [(row, 0) for row in range(6)]
 
 
 def test_the_messages_are_what_tokenize_chat_takes(processor: Processor) -> None:
