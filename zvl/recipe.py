@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import os
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,8 +90,11 @@ class PointTable:
     weights: dict[str, float]
 
 
-def load_recipe(path: str | os.PathLike[str]) -> Pipeline:
-    """The pipeline that a TOML file describes. RecipeError names the file, the line and the key that is at fault."""
+def load_recipe(path: str | os.PathLike[str], *, without: Collection[str] = ()) -> Pipeline:
+    """The pipeline that a TOML file describes. RecipeError names the file, the line and the key that is at fault.
+
+    Keys `without` are passed over, as if the file did not have them.
+    """
     name = os.fspath(path)
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -103,6 +106,7 @@ def load_recipe(path: str | os.PathLike[str]) -> Pipeline:
         table = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise RecipeError(f"{name}: no valid TOML: {error}") from error
+    table = {key: value for key, value in table.items() if key not in without}
     return parse_recipe(table, folder=Path(path).absolute().parent, text=RecipeText(name, text))
 
 
@@ -138,9 +142,7 @@ class _Parser:
         with self._blame():
             source = Mixture(
                 {name: self._open(place, own) for place, (name, own) in enumerate(datasets.items())},
-                **self._weights(datasets),
-                weigh_by=run.weigh_by,
-                schedule_by=run.schedule_by,
+                **self._weights(run, datasets),
                 passes=passes,
                 shuffle={name: own.shuffle or run.shuffle for name, own in datasets.items()},
                 chunk_rows=run.chunk_rows,
@@ -178,8 +180,8 @@ class _Parser:
                 bounds.setdefault(key, {})[name] = value
         return bounds
 
-    def _weights(self, datasets: Mapping[str, DatasetTable]) -> dict[str, Any]:
-        """The weights and the numbers of tokens, as arguments of Mixture."""
+    def _weights(self, run: RunTable, datasets: Mapping[str, DatasetTable]) -> dict[str, Any]:
+        """What says the weights, as arguments of Mixture."""
         schedule = []
         for place, table in enumerate(self._tables("schedule")):
             with self._blame("schedule", place):
@@ -196,7 +198,9 @@ class _Parser:
         return {
             "weights": None if schedule else weights,
             "schedule": schedule or None,
-            "tokens_per_row": tokens or None,
+            "tokens_per_row": tokens if tokens and run.weigh_by != "samples" else None,
+            "weigh_by": run.weigh_by,
+            "schedule_by": run.schedule_by,
         }
 
     def _check_keys(self) -> None:
