@@ -78,7 +78,7 @@ def test_wrong_arguments_are_refused(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="expected on_error 'raise' or 'drop', got 'skip'"):
         open_dataset(path, on_error="skip")  # type: ignore[arg-type]
     with pytest.raises(
-        RecipeError, match=r"as jsonl: got an unexpected keyword argument 'feilds'; its options are: none"
+        RecipeError, match=r"as jsonl: got an unexpected keyword argument 'feilds'; its options are: image_root"
     ):
         open_dataset(path, feilds={})
     with pytest.raises(RegistryError, match="no format is named 'josnl'; did you mean 'jsonl'"):

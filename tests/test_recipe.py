@@ -313,7 +313,7 @@ MISTAKES = {
     "format's option": (
         ('path = "docs.jsonl"\n', 'path = "docs.jsonl"\noptions = { speed = 1 }\n'),
         "recipes/a.toml:10: dataset[0] (docs): cannot open '{folder}/docs.jsonl' as jsonl: got an unexpected keyword "
-        "argument 'speed'; its options are: none",
+        "argument 'speed'; its options are: image_root",
     ),
     "layout": (
         ('layout = "qwen2_5_vl"', 'layout = "qwen2_5"'),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError
 from zvl.formats._fields import decode_text
-from zvl.formats._index import Kind, Shards
+from zvl.formats._index import Kind, Shards, Stamp
 from zvl.operator import Sample
 from zvl.storage import File, read_ranges
 
@@ -44,6 +44,10 @@ class CsvRows:
     def path(self, shard: int) -> str:
         """The file's full path."""
         return self._shards.path(shard)
+
+    def stamp(self, shard: int) -> Stamp:
+        """What an index of the pictures that the file names belongs to."""
+        return self._shards.stamp(shard)
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those records, in the order asked; neighbours in one read."""

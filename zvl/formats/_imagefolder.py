@@ -12,8 +12,10 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError
 from zvl.formats._fields import canonical, decode_text
+from zvl.formats._index import Stamp
 from zvl.formats._rows import parse_json
 from zvl.operator import Sample
+from zvl.paths import FileState, file_state
 from zvl.storage import read_object
 
 __all__ = ["METADATA", "BesideRows", "is_imagefolder"]
@@ -22,6 +24,7 @@ IMAGES = (
     *(".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"),
     *(".avif", ".jp2", ".heic", ".heif"),
 )
+READING = 1
 CAPTIONS = (".json", ".txt", ".md")
 METADATA = ("metadata.jsonl", "metadata.csv", "metadata.parquet")
 OTHERS = (".jsonl", ".ndjson", ".tar", ".tgz", ".parquet", ".arrow", ".lance", ".mds", ".vortex", ".array_record")
@@ -38,6 +41,8 @@ class Shard(NamedTuple):
     """Bit i is set where the file with CAPTIONS[i] exists."""
     size: int
     """Bytes of images and captions."""
+    version: int
+    """A hash of the images' names, sizes and times of change."""
 
 
 def is_imagefolder(path: str) -> bool:
@@ -88,14 +93,27 @@ class BesideRows:
         """The folder's full path."""
         return os.path.normpath(os.path.join(self.root, self.shards[shard]))
 
-    def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
-        """Those rows, in the order asked. StorageError for an image that changed or is gone since the listing."""
+    def read(self, shard: int, rows: Sequence[int], pictures: bool = True) -> list[Sample | BadData]:
+        """Those rows, in the order asked; without `pictures`, with empty bytes for them.
+
+        StorageError for an image that changed or is gone since the listing: it is the row.
+        """
         one = self._shards[shard]
         names = os.fsdecode(one.names).split("\0")
         for row in rows:
             if not 0 <= row < len(names):
                 raise IndexError(f"expected a row in 0..{len(names) - 1}, got {row}")
-        return [self._row(one, names[row], row) for row in rows]
+        return [self._row(one, names[row], self._image(one, names[row], row) if pictures else b"", row) for row in rows]
+
+    def picture(self, shard: int, row: int) -> bytes:
+        """A row's picture. StorageError if it changed or is gone."""
+        one = self._shards[shard]
+        return self._image(one, os.fsdecode(one.names).split("\0")[row], row)
+
+    def stamp(self, shard: int) -> Stamp:
+        """The folder, the bytes of its files, and a hash of the images' names, sizes and times of change."""
+        one = self._shards[shard]
+        return Stamp(self.path(shard), one.size, one.version, READING)
 
     def fingerprint(self) -> Any:
         """Name, size in bytes and rows of each folder, and the hash of all names."""
@@ -106,7 +124,7 @@ class BesideRows:
     def close(self) -> None:
         """Nothing is held open."""
 
-    def _row(self, shard: Shard, name: str, row: int) -> Sample | BadData:
+    def _image(self, shard: Shard, name: str, row: int) -> bytes:
         path = os.path.join(self.root, shard.folder, name)
         image = self._file(path)
         if len(image) != shard.sizes[row]:
@@ -114,6 +132,10 @@ class BesideRows:
                 f"{path} changed while in use: expected {shard.sizes[row]} bytes, found {len(image)}; restore it, or "
                 "open the dataset anew"
             )
+        return image
+
+    def _row(self, shard: Shard, name: str, image: bytes, row: int) -> Sample | BadData:
+        path = os.path.join(self.root, shard.folder, name)
         file_name = name if shard.folder == "." else f"{shard.folder}/{name}"
         stem = os.path.splitext(path)[0]
         beside = {kind: self._file(stem + kind) for i, kind in enumerate(CAPTIONS) if shard.captions[row] >> i & 1}
@@ -147,35 +169,38 @@ def _walk(root: str) -> list[Shard]:
     pending = [""]
     while pending:
         folder = pending.pop()
-        sizes: dict[str, int] = {}
+        files: dict[str, FileState] = {}
         for entry in _scan(os.path.join(root, folder)):
             inner = f"{folder}/{entry.name}" if folder else entry.name
             if entry.is_dir():
                 pending.append(inner)
             elif entry.name.lower().endswith((*IMAGES, *CAPTIONS)):
-                sizes[entry.name] = _size(entry)
-        shard = _shard(folder or ".", sizes)
+                files[entry.name] = _state(entry)
+        shard = _shard(folder or ".", files)
         if len(shard.sizes):
             shards.append(shard)
     return sorted(shards, key=lambda shard: shard.folder)
 
 
-def _size(entry: os.DirEntry[str]) -> int:
+def _state(entry: os.DirEntry[str]) -> FileState:
     try:
-        return entry.stat().st_size
+        return file_state(entry.stat())
     except OSError as error:
         raise StorageError(f"cannot look at {entry.path}: {error.strerror}") from error
 
 
-def _shard(folder: str, files: dict[str, int]) -> Shard:
+def _shard(folder: str, files: dict[str, FileState]) -> Shard:
     images = sorted(name for name in files if name.lower().endswith(IMAGES))
-    size = sum(files[name] for name in images)
+    size = sum(files[name].size for name in images)
     captions = np.zeros(len(images), np.uint8)
     for row, name in enumerate(images):
         for i, kind in enumerate(CAPTIONS):
             beside = os.path.splitext(name)[0] + kind
             if beside in files:
                 captions[row] |= 1 << i
-                size += files[beside]
-    sizes = np.array([files[name] for name in images], np.int64)
-    return Shard(folder, os.fsencode("\0".join(images)), sizes, captions, size)
+                size += files[beside].size
+    sizes = np.array([files[name].size for name in images], np.int64)
+    names = os.fsencode("\0".join(images))
+    times = np.array([files[name].version for name in images], "<i8")
+    version = hashlib.sha256(names + sizes.astype("<i8").tobytes() + times.tobytes()).digest()
+    return Shard(folder, names, sizes, captions, size, int.from_bytes(version[:7], "little"))

@@ -11,24 +11,25 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
+import secrets
 import threading
 import zipfile
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Any
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import StorageError
 from zvl.paths import FileState, absolute, relative_names
-from zvl.storage import File, in_passing, prefetcher, store_for
+from zvl.storage import File, Store, in_passing, prefetcher, store_for
 
-__all__ = ["Kind", "Shards", "Table", "cache_folder"]
+__all__ = ["Helpers", "Kind", "Shards", "Stamp", "Table", "cache_folder", "helped", "replace_file"]
 
 VERSION = 1
 """Of the layout of index files."""
@@ -38,6 +39,9 @@ TABLE_BYTES = 256 * 1024 * 1024
 
 INDEX_THREADS = 4
 """Shards indexed at a time: it hides the latency of reading headers; the parsing itself holds the interpreter."""
+
+UNFINISHED = ".new-"
+"""Begins the names of files that are being written; a process that is killed leaves one behind."""
 
 Ints = npt.NDArray[np.int64]
 Table = Mapping[str, npt.NDArray[Any]]
@@ -52,6 +56,42 @@ class Kind:
     version: int
     suffixes: tuple[str, ...]
     build: Callable[[File], tuple[int, dict[str, npt.NDArray[Any]]]]
+
+
+class Stamp(NamedTuple):
+    """What an index of a shard belongs to. `path` is a full path or URL, `size` in bytes, `version` as a FileState's.
+
+    `reading` counts the ways in which the format has read rows and pictures, so that a later one is told apart;
+    `options` names those that decide which pictures a row has.
+    """
+
+    path: str
+    size: int
+    version: int
+    reading: int
+    options: str = ""
+
+
+@dataclass
+class Helpers:
+    """Who indexes shards while a `helped` block lasts, instead of this process's threads."""
+
+    pool: Executor
+    failed: dict[str, StorageError] = field(default_factory=dict)
+    """Shards that could not be indexed, by path: they count no rows."""
+
+
+_HELPERS: ContextVar[Helpers | None] = ContextVar("helpers", default=None)
+
+
+@contextmanager
+def helped(helpers: Helpers) -> Iterator[None]:
+    """Datasets that are opened in the block have their shards indexed in `helpers.pool`, a pool of processes."""
+    token = _HELPERS.set(helpers)
+    try:
+        yield
+    finally:
+        _HELPERS.reset(token)
 
 
 def cache_folder() -> str:
@@ -84,6 +124,14 @@ class Shards:
     def prefetch(self) -> Callable[[int], None] | None:
         """Fetches a shard in advance; None where nothing keeps shards."""
         return prefetcher(self._store, self.path)
+
+    def state(self, shard: int) -> FileState:
+        """The shard's size in bytes and version."""
+        return FileState(int(self.sizes[shard]), int(self.versions[shard]))
+
+    def stamp(self, shard: int, options: str = "") -> Stamp:
+        """What an index of the shard's pictures belongs to."""
+        return Stamp(self.path(shard), *self.state(shard), self.kind.version, options)
 
     def table(self, shard: int) -> Table:
         """The shard's arrays: from memory, from its index file, or built."""
@@ -138,12 +186,7 @@ class Shards:
         self._held = 0
 
     def _check(self, shard: int, file: File) -> None:
-        indexed = FileState(int(self.sizes[shard]), int(self.versions[shard]))
-        if (now := file.state()) != indexed:
-            raise StorageError(
-                f"{file.path} changed while in use: expected {indexed.size} bytes and version {indexed.version} "
-                f"(time of change in ns), found {now.size} and {now.version}; restore it, or open the dataset anew"
-            )
+        _check_state(file, self.state(shard))
 
     def _count_rows(self) -> Ints:
         """Rows of each shard: from the summary where it still fits, else from the shard's own index."""
@@ -154,6 +197,7 @@ class Shards:
         unknown = np.flatnonzero(rows < 0).tolist()
         if unknown:
             rows[unknown] = self._index(unknown)
+        if unknown and (rows >= 0).all():
             names = "\0".join(self.names).encode("utf-8", "surrogateescape")
             _write(
                 summary,
@@ -165,7 +209,7 @@ class Shards:
                     "rows": rows,
                 },
             )
-        return rows
+        return np.maximum(rows, 0)
 
     def _read_summary(self, path: str) -> dict[tuple[str, int, int], int]:
         saved = _read(path)
@@ -176,7 +220,13 @@ class Shards:
         return dict(zip(states, saved["rows"].tolist(), strict=True))
 
     def _index(self, shards: list[int]) -> list[int]:
-        """Rows of those shards, several at a time. What is done stays done when one of them fails."""
+        """Rows of those shards, several at a time. What is done stays done when one of them fails.
+
+        Processes would do it faster, but a program that opens a dataset does not expect them; `zvl index` brings some.
+        """
+        helpers = _HELPERS.get()
+        if helpers is not None:
+            return self._helped(helpers, shards)
         with ThreadPoolExecutor(min(INDEX_THREADS, len(shards)), "zvl-index") as pool:
             tasks = [pool.submit(self._rows_of, shard) for shard in shards]
             try:
@@ -184,25 +234,65 @@ class Shards:
             finally:
                 pool.shutdown(cancel_futures=True)
 
+    def _helped(self, helpers: Helpers, shards: list[int]) -> list[int]:
+        """Rows of those shards; -1 for one that failed, which `helpers` notes."""
+        rows = []
+        places = [(self.path(shard), self.kind, self.state(shard)) for shard in shards]
+        tasks = [helpers.pool.submit(_rows_of, *place) for place in places]
+        for (path, _, _), task in zip(places, tasks, strict=True):
+            try:
+                rows.append(task.result())
+            except StorageError as error:
+                helpers.failed[path] = error
+                rows.append(-1)
+        return rows
+
     def _rows_of(self, shard: int) -> int:
         return self._load_or_build(shard)[0]
 
     def _load_or_build(self, shard: int) -> tuple[int, Table]:
-        cached = _cache_file(self.path(shard), self.kind.name)
-        stamp = self._stamp(FileState(int(self.sizes[shard]), int(self.versions[shard])), 0)
-        saved = _read(cached)
-        if saved is not None and np.array_equal(saved["stamp"][:4], stamp[:4]):
-            rows = int(saved.pop("stamp")[4])
-            return rows, saved
-        with in_passing(), self.open(shard) as file:
-            rows, table = self.kind.build(file)
-            self._check(shard, file)
-        stamp[4] = rows
-        _write(cached, stamp, table)
-        return rows, table
+        return _load_or_build(self._store, self.path(shard), self.kind, self.state(shard))
 
     def _stamp(self, state: FileState, rows: int) -> Ints:
-        return np.array([VERSION, self.kind.version, state.size, state.version, rows], np.int64)
+        return _stamp(self.kind, state, rows)
+
+
+def _rows_of(path: str, kind: Kind, state: FileState) -> int:
+    """What runs in a process of helpers."""
+    store = store_for(path)
+    try:
+        return _load_or_build(store, path, kind, state)[0]
+    finally:
+        store.close()
+
+
+def _load_or_build(store: Store, path: str, kind: Kind, state: FileState) -> tuple[int, Table]:
+    """A shard's rows and arrays, from its index file where that fits, else made and kept."""
+    cached = _cache_file(path, kind.name)
+    stamp = _stamp(kind, state, 0)
+    saved = _read(cached)
+    if saved is not None and np.array_equal(saved["stamp"][:4], stamp[:4]):
+        rows = int(saved.pop("stamp")[4])
+        return rows, saved
+    with in_passing(), store.open(path) as file:
+        _check_state(file, state)
+        rows, table = kind.build(file)
+        _check_state(file, state)
+    stamp[4] = rows
+    _write(cached, stamp, table)
+    return rows, table
+
+
+def _stamp(kind: Kind, state: FileState, rows: int) -> Ints:
+    return np.array([VERSION, kind.version, state.size, state.version, rows], np.int64)
+
+
+def _check_state(file: File, indexed: FileState) -> None:
+    if (now := file.state()) != indexed:
+        raise StorageError(
+            f"{file.path} changed while in use: expected {indexed.size} bytes and version {indexed.version} "
+            f"(time of change in ns), found {now.size} and {now.version}; restore it, or open the dataset anew"
+        )
 
 
 def _cache_file(path: str, kind: str) -> str:
@@ -226,14 +316,18 @@ def _read(path: str) -> dict[str, npt.NDArray[Any]] | None:
 
 
 def _write(path: str, stamp: Ints, arrays: Table) -> None:
-    """Write beside, then rename: a reader sees the old file, none, or the whole new one."""
+    replace_file(path, lambda file: np.savez(file, stamp=stamp, **dict(arrays)))  # type: ignore[arg-type]
+
+
+def replace_file(path: str, save: Callable[[IO[bytes]], object]) -> None:
+    """Write beside, then rename: a reader sees the old file, none, or the whole new one. StorageError if it fails."""
     folder = os.path.dirname(path)
+    temporary = os.path.join(folder, f"{UNFINISHED}{secrets.token_hex(8)}")  # others may write the same file now
     try:
         os.makedirs(folder, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(prefix=".new-", suffix=".npz", dir=folder)
         try:
-            with os.fdopen(handle, "wb") as file:
-                np.savez(file, stamp=stamp, **dict(arrays))  # type: ignore[arg-type]
+            with open(temporary, "xb") as file:
+                save(file)
             os.replace(temporary, path)
         finally:
             with contextlib.suppress(FileNotFoundError):  # renamed, unless something failed

@@ -15,8 +15,9 @@ from zvl.errors import BadData, RecipeError
 from zvl.formats._csv import CsvRows
 from zvl.formats._fields import canonical
 from zvl.formats._imagefolder import METADATA, BesideRows, is_imagefolder
-from zvl.formats._rows import load_images
-from zvl.formats.jsonl import Jsonl
+from zvl.formats._index import Stamp
+from zvl.formats._rows import fetch_files, load_images, size_of
+from zvl.formats.jsonl import Lines
 from zvl.operator import Sample
 from zvl.paths import absolute
 
@@ -30,8 +31,8 @@ class Folder:
 
     Where it holds files named ``metadata.jsonl`` or ``metadata.csv``, each is a shard and its lines are the rows:
     `file_name`, a path relative to that file, becomes `images`, one picture; `file_names`, a list of them, several;
-    `NAME_file_name` and `NAME_file_names` become the field NAME. Names and other columns stay as they are; in CSV all
-    is text.
+    `NAME_file_name` and `NAME_file_names` become the field NAME, and the paths in a list `images` become pictures.
+    Names and other columns stay as they are; in CSV all is text.
 
     Else every image is a row and every folder with images a shard: `images` is the picture, `file_name` its path
     relative to `path`, and a file of the same name beside it gives more: the text of ``.txt`` or ``.md`` is `text`, the
@@ -51,12 +52,12 @@ class Folder:
             raise RecipeError(
                 f"{root} holds {' and '.join(kinds)}: expected metadata.jsonl or metadata.csv, one kind for all folders"
             )
-        self._rows: Jsonl | CsvRows | BesideRows
+        self._rows: Lines | CsvRows | BesideRows
         if not kinds:
             self._rows = BesideRows(root)
         else:
             pattern = os.path.join(glob.escape(root), "**", kinds[0])
-            self._rows = Jsonl(pattern) if kinds[0] == "metadata.jsonl" else CsvRows(pattern)
+            self._rows = Lines(pattern) if kinds[0] == "metadata.jsonl" else CsvRows(pattern)
 
     @staticmethod
     def sniff(path: str) -> bool:
@@ -78,20 +79,39 @@ class Folder:
         """Mean bytes of text and images in the first rows."""
         shard = int(np.argmax(self.shard_rows))
         rows = self.read(shard, range(min(PROBED_ROWS, int(self.shard_rows[shard]))))
-        sizes = [sum(map(_size, row.values())) for row in rows if not isinstance(row, BadData)]
-        return max(1, sum(sizes) // max(len(rows), 1))
+        size = size_of([row for row in rows if not isinstance(row, BadData)])
+        return max(1, size // max(len(rows), 1))
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked. StorageError if a file changed."""
-        found = self._rows.read(shard, rows)
         if isinstance(self._rows, BesideRows):
-            return found
+            return self._rows.read(shard, rows)
+        return [_with_files(*row, pictures=True) for row in self._lines(shard, rows)]
+
+    def read_texts(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+        """Those rows without their pictures: `images` holds empty bytes where a file is named."""
+        if isinstance(self._rows, BesideRows):
+            return self._rows.read(shard, rows, pictures=False)
+        return [_with_files(*row, pictures=False) for row in self._lines(shard, rows)]
+
+    def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[bytes | BadData]:
+        """Pictures by (row, place); BadData("missing") for a file that a line names and that is gone."""
+        if isinstance(self._rows, BesideRows):
+            return [self._rows.picture(shard, row) for row, _ in wanted]
+        rows = sorted({row for row, _ in wanted})
+        lines = dict(zip(rows, self._lines(shard, rows), strict=True))
+        return [_picture(*lines[row], place) for row, place in wanted]
+
+    def stamp(self, shard: int) -> Stamp:
+        """What an index of the shard's pictures belongs to: of a folder without metadata, all its files."""
+        return self._rows.stamp(shard)
+
+    def _lines(self, shard: int, rows: Sequence[int]) -> list[tuple[Sample | BadData, str, str]]:
+        """Rows of the metadata, their folder, and words for where each stands."""
+        assert not isinstance(self._rows, BesideRows)
         path = self._rows.path(shard)
-        folder = os.path.dirname(path)
-        return [
-            row if isinstance(row, BadData) else _with_files(row, folder, f"{path} row {number}")
-            for row, number in zip(found, rows, strict=True)
-        ]
+        found = [row[0] if isinstance(row, tuple) else row for row in self._rows.read(shard, rows)]
+        return [(row, os.path.dirname(path), f"{path} row {number}") for row, number in zip(found, rows, strict=True)]
 
     def fingerprint(self) -> Any:
         """The format, and name, size in bytes and rows of each shard. Images that lines name count by their names."""
@@ -107,14 +127,18 @@ def _below(root: str, name: str) -> bool:
     return next(glob.iglob(pattern, recursive=True), None) is not None
 
 
-def _with_files(row: Sample, folder: str, where: str) -> Sample | BadData:
-    """A line's row with the files that it names."""
+def _with_files(row: Sample | BadData, folder: str, where: str, pictures: bool) -> Sample | BadData:
+    """A line's row with the files that it names; without `pictures`, those of `images` stay unread."""
+    if isinstance(row, BadData):
+        return row
     sample = dict(row)
     try:
+        column_of_images = _images_column(row, where)
         for column, value in row.items():
             field, names = _target(column, value, where)
             if field:
-                sample[field] = load_images(names, folder, where)
+                unread = column == column_of_images and not pictures
+                sample[field] = [b""] * len(names) if unread else load_images(names, folder, where)
                 if field != "images" and column.endswith("file_name"):
                     (sample[field],) = sample[field]
         return canonical(sample, where, folder)
@@ -122,8 +146,32 @@ def _with_files(row: Sample, folder: str, where: str) -> Sample | BadData:
         return error
 
 
+def _images_column(row: Sample, where: str) -> str | None:
+    """The column whose files become `images`, if one does."""
+    targets = {_target(column, value, where)[0]: column for column, value in row.items()}
+    return targets.get("images") or (None if "images" in row else targets.get("image"))
+
+
+def _picture(row: Sample | BadData, folder: str, where: str, place: int) -> bytes | BadData:
+    """A picture of a line's row."""
+    if isinstance(row, BadData):
+        return row
+    try:
+        column = _images_column(row, where)
+        if column is not None:
+            names = _target(column, row[column], where)[1]
+            (found,) = fetch_files([(os.path.join(folder, names[place]), where)])
+            return found
+    except BadData as error:
+        return error
+    whole = _with_files(row, folder, where, pictures=True)
+    return whole if isinstance(whole, BadData) else bytes(whole["images"][place])
+
+
 def _target(column: str, value: Any, where: str) -> tuple[str, list[str]]:
     """The field that a column's files go to and their names; "" for a column that names none."""
+    if column == "images" and isinstance(value, list) and all(isinstance(name, str) for name in value):
+        return "images", value
     for suffix, kind in (("file_name", str), ("file_names", list)):
         if column == suffix or column.endswith("_" + suffix):
             if value is None:
@@ -134,9 +182,3 @@ def _target(column: str, value: Any, where: str) -> tuple[str, list[str]]:
                 raise BadData("images", f"{where}: expected {expected} in {column!r}, got {value!r:.80}")
             return column.removesuffix(suffix).removesuffix("_") or "images", names
     return "", []
-
-
-def _size(value: Any) -> int:
-    if isinstance(value, list):
-        return sum(map(_size, value))
-    return len(value) if isinstance(value, bytes | str) else 8

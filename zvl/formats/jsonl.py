@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -13,41 +13,27 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError
 from zvl.formats._imagefolder import is_imagefolder
-from zvl.formats._index import Kind, Shards, Table
-from zvl.formats._rows import load_images, parse_json
+from zvl.formats._index import Kind, Shards, Stamp, Table
+from zvl.formats._rows import Recent, fetch_files, image_paths, load_rows, parse_json, with_images
 from zvl.operator import Sample
 from zvl.paths import absolute, looks_like
 from zvl.storage import File, read_ranges
 
-__all__ = ["Jsonl"]
+__all__ = ["Jsonl", "Lines"]
 
 SUFFIXES = (".jsonl", ".ndjson")
 BLOCK = 8 * 1024 * 1024
 PROBED_ROWS = 16
 
 
-class Jsonl:
-    """Rows of ``.jsonl`` files: a file is a shard, a line that is not empty is a row.
+class Lines:
+    """The objects in the lines of ``.jsonl`` files, as they are written: a file is a shard."""
 
-    A line is a JSON object in UTF-8; its keys are the sample's fields. Where it has `images`, a list of paths (relative
-    to the file's own folder, or absolute), they are replaced by the files' bytes. Nothing else is changed.
-
-    A row comes back as BadData("json") for what is no JSON object, BadData("missing") for an image file that does not
-    exist, BadData("images") where `images` is no list. `path` is a file, a folder, a glob, or has braces.
-    """
-
-    def __init__(self, path: str, *, on_error: Literal["raise", "drop"] = "raise") -> None:
-        self.on_error = on_error
+    def __init__(self, path: str) -> None:
         self._shards = Shards(path, KIND)
-
-    @staticmethod
-    def sniff(path: str) -> bool:
-        """By the suffix: .jsonl or .ndjson; but not a folder of images whose only such file is their metadata.jsonl."""
-        return looks_like(path, SUFFIXES) and not is_imagefolder(absolute(path))
-
-    def path(self, shard: int) -> str:
-        """The file's full path."""
-        return self._shards.path(shard)
+        self.path = self._shards.path
+        self.stamp = self._shards.stamp
+        self.close = self._shards.close
 
     @property
     def shards(self) -> Sequence[str]:
@@ -59,42 +45,125 @@ class Jsonl:
         """Rows of each file, int64, shape (shards,)."""
         return self._shards.rows
 
-    @cached_property
-    def row_bytes(self) -> int:
-        """Mean bytes of a line, plus the mean bytes of the images of the first rows."""
-        rows = int(self.shard_rows.sum())
-        line = int(self._shards.sizes.sum()) // max(rows, 1)
-        shard = int(np.argmax(self.shard_rows))
-        first = self.read(shard, range(min(PROBED_ROWS, int(self.shard_rows[shard]))))
-        images = [
-            len(image)
-            for row in first
-            if not isinstance(row, BadData)
-            for image in row.get("images") or ()
-            if isinstance(image, bytes)
-        ]
-        return max(1, line + sum(images) // max(len(first), 1))
+    @property
+    def prefetch(self) -> Callable[[int], None] | None:
+        """Fetches a shard in advance; None where nothing keeps shards."""
+        return self._shards.prefetch
 
-    def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
-        """Those rows, in the order asked; neighbouring lines in one read. StorageError if the file changed."""
+    @property
+    def line_bytes(self) -> int:
+        """Mean bytes of a line."""
+        return int(self._shards.sizes.sum()) // max(int(self._shards.rows.sum()), 1)
+
+    def read(self, shard: int, rows: Sequence[int]) -> list[tuple[Sample | BadData, str]]:
+        """Those rows, in the order asked, each with words for where it stands; neighbouring lines in one read."""
         table = self._shards.table(shard)
         ranges = [_place(table, row) for row in rows]
         with self._shards.open(shard) as file:
             lines = read_ranges(file, ranges)
-        path = self._shards.path(shard)
-        folder = os.path.dirname(path)
-        return [
-            _sample(line, folder, path, _line_number(table, row), start)
-            for line, row, (start, _) in zip(lines, rows, ranges, strict=True)
+        path = self.path(shard)
+        wheres = [
+            f"{path} line {_line_number(table, row)} (byte {start})"
+            for row, (start, _) in zip(rows, ranges, strict=True)
         ]
+        return [(_parse(line, where), where) for line, where in zip(lines, wheres, strict=True)]
+
+    def fingerprint(self) -> list[list[Any]]:
+        """Name, size in bytes and rows of each file."""
+        return self._shards.fingerprint()
+
+
+class Jsonl:
+    """Rows of ``.jsonl`` files: a file is a shard, a line that is not empty is a row.
+
+    A line is a JSON object in UTF-8; its keys are the sample's fields. Where it has `images`, a list of paths or URLs,
+    they are replaced by the files' bytes; a column `image`, one path or a list as LLaVA has it, becomes `images`.
+    Relative paths are below `image_root`, a folder or URL, else below the file's own folder. Nothing else is changed.
+
+    A row comes back as BadData("json") for what is no JSON object, BadData("missing") for an image file that does not
+    exist, BadData("images") where `images` is no list. `path` is a file, a folder, a glob, or has braces.
+    """
+
+    def __init__(
+        self, path: str, *, on_error: Literal["raise", "drop"] = "raise", image_root: str | None = None
+    ) -> None:
+        self.on_error = on_error
+        self.image_root = None if image_root is None else absolute(image_root)
+        self._lines = Lines(path)
+        self._named: Recent[list[tuple[str, str]]] = Recent()
+
+    @staticmethod
+    def sniff(path: str) -> bool:
+        """By the suffix: .jsonl or .ndjson; but not a folder of images whose only such file is their metadata.jsonl."""
+        return looks_like(path, SUFFIXES) and not is_imagefolder(absolute(path))
+
+    @property
+    def shards(self) -> Sequence[str]:
+        """The files' names relative to their common folder, sorted."""
+        return self._lines.shards
+
+    @property
+    def shard_rows(self) -> npt.NDArray[np.int64]:
+        """Rows of each file, int64, shape (shards,)."""
+        return self._lines.shard_rows
+
+    @cached_property
+    def row_bytes(self) -> int:
+        """Mean bytes of a line, plus the mean bytes of the images of the first rows."""
+        shard = int(np.argmax(self.shard_rows))
+        first = self.read(shard, range(min(PROBED_ROWS, int(self.shard_rows[shard]))))
+        images = [image for row in first if not isinstance(row, BadData) for image in row.get("images") or ()]
+        size = sum(len(image) for image in images if isinstance(image, bytes))
+        return max(1, self._lines.line_bytes + size // max(len(first), 1))
+
+    def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+        """Those rows, in the order asked; neighbouring lines in one read. StorageError if the file changed."""
+        return load_rows(self._rows(shard, rows), self._folder(shard))
+
+    def read_texts(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+        """Those rows with the paths in `images`, as they are written: no image file is opened."""
+        found = self._rows(shard, rows)
+        for row, named in zip(rows, found, strict=True):
+            self._named.note((shard, row), self._files(shard, *named))
+        return [row for row, _ in found]
+
+    def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[bytes | BadData]:
+        """Pictures by (row, place); BadData("missing") for a file that is gone."""
+        files = self._named.find(
+            {(shard, row) for row, _ in wanted},
+            lambda keys: [self._files(shard, *named) for named in self._rows(shard, [row for _, row in keys])],
+        )
+        return fetch_files([files[shard, row][place] for row, place in wanted])
+
+    def stamp(self, shard: int) -> Stamp:
+        """What an index of the pictures that the file names belongs to."""
+        return self._lines.stamp(shard, f"image_root={self.image_root}" if self.image_root is not None else "")
+
+    @property
+    def prefetch(self) -> Callable[[int], None] | None:
+        """Fetches a shard in advance; None where nothing keeps shards."""
+        return self._lines.prefetch
 
     def fingerprint(self) -> Any:
         """The format, and name, size in bytes and rows of each file. The images count by their paths in the lines."""
-        return {"format": "jsonl", "shards": self._shards.fingerprint()}
+        return {"format": "jsonl", "shards": self._lines.fingerprint()}
 
     def close(self) -> None:
         """Release descriptors and indexes; a later read opens anew."""
-        self._shards.close()
+        self._lines.close()
+
+    def _rows(self, shard: int, rows: Sequence[int]) -> list[tuple[Sample | BadData, str]]:
+        found = self._lines.read(shard, rows)
+        return [(row if isinstance(row, BadData) else with_images(row), where) for row, where in found]
+
+    def _folder(self, shard: int) -> str:
+        return os.path.dirname(self._lines.path(shard)) if self.image_root is None else self.image_root
+
+    def _files(self, shard: int, row: Sample | BadData, where: str) -> list[tuple[str, str]]:
+        """The pictures of a row whose `images` are all paths, as `fetch_files` takes them."""
+        named = None if isinstance(row, BadData) else row.get("images")
+        paths = image_paths(named, self._folder(shard), where) if isinstance(named, list) else []
+        return [(path, where) for path in paths if isinstance(path, str)]
 
 
 def index_lines(file: File) -> tuple[int, dict[str, npt.NDArray[Any]]]:
@@ -153,19 +222,16 @@ def _line_number(table: Table, row: int) -> int:
     return row + 1 + int(np.searchsorted(table["blank"], row, side="right"))
 
 
-def _sample(line: bytes, folder: str, path: str, number: int, start: int) -> Sample | BadData:
-    where = f"{path} line {number} (byte {start})"
+def _parse(line: bytes, where: str) -> Sample | BadData:
     if b"\n" in line:
         raise StorageError(
             f"{where}: the line is no longer at its place, a newline stands inside it: the file changed under its "
             "index with size and time of change kept; delete the index file, or open a copy of the dataset"
         )
     try:
-        sample = parse_json(line, where)
-        if not isinstance(sample, dict):
-            raise BadData("json", f"{where}: expected a JSON object, got {type(sample).__name__}")
-        if sample.get("images") is not None:
-            sample["images"] = load_images(sample["images"], folder, where)
+        row = parse_json(line, where)
     except BadData as error:
         return error
-    return sample
+    return (
+        row if isinstance(row, dict) else BadData("json", f"{where}: expected a JSON object, got {type(row).__name__}")
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, Literal
 
@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import BadData
-from zvl.formats._index import Kind, Shards, Table
-from zvl.formats._rows import parse_json
+from zvl.formats._index import Kind, Shards, Stamp, Table
+from zvl.formats._rows import Recent, parse_json
 from zvl.formats._tar import walk
 from zvl.operator import Sample
 from zvl.paths import looks_like
@@ -55,6 +55,7 @@ class WebDataset:
     def __init__(self, path: str, *, on_error: Literal["raise", "drop"] = "raise") -> None:
         self.on_error = on_error
         self._shards = Shards(path, KIND)
+        self._picked: Recent[list[int]] = Recent()
 
     @staticmethod
     def sniff(path: str) -> bool:
@@ -78,17 +79,45 @@ class WebDataset:
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked; neighbours in one read. StorageError if the file changed."""
+        return [row for row, _ in self._read(shard, rows, pictures=True)]
+
+    def read_texts(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+        """Those rows without their pictures: `images` holds empty bytes instead."""
+        found = self._read(shard, rows, pictures=False)
+        for row, (_, members) in zip(rows, found, strict=True):
+            self._picked.note((shard, row), members)
+        return [row for row, _ in found]
+
+    def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[bytes | BadData]:
+        """Pictures by (row, place); neighbours in one read. StorageError if the file changed."""
+        members = self._picked.find(
+            {(shard, row) for row, _ in wanted},
+            lambda keys: [members for _, members in self._read(shard, [row for _, row in keys], pictures=False)],
+        )
+        places = [members[shard, row][place] for row, place in wanted]
+        data: list[bytes | BadData] = [*self._members(shard, self._shards.table(shard), places)]
+        return data
+
+    def stamp(self, shard: int) -> Stamp:
+        """What an index of the file's pictures belongs to."""
+        return self._shards.stamp(shard)
+
+    def _read(self, shard: int, rows: Sequence[int], pictures: bool) -> list[tuple[Sample | BadData, list[int]]]:
+        """Rows, each with the members that are its `images`; without `pictures`, those stay unread."""
         table = self._shards.table(shard)
-        spans = [_span(table, row) for row in rows]
-        wanted = [member for span in spans for member in span]
-        ranges = list(zip(table["start"][wanted].tolist(), table["size"][wanted].tolist(), strict=True))
-        with self._shards.open(shard) as file:
-            blobs = iter(read_ranges(file, ranges))
+        spans = [[(member, _name(table, member)) for member in _span(table, row)] for row in rows]
+        wanted = [member for span in spans for member, name in span if pictures or not _is_image(_extension(name))]
+        blobs = dict(zip(wanted, self._members(shard, table, wanted), strict=True))
         path = self._shards.path(shard)
         return [
-            _row({_name(table, member): next(blobs) for member in span}, len(span), f"{path} row {row}")
+            _row([(member, name, blobs.get(member, b"")) for member, name in span], f"{path} row {row}")
             for row, span in zip(rows, spans, strict=True)
         ]
+
+    def _members(self, shard: int, table: Table, members: Sequence[int]) -> list[bytes]:
+        ranges = list(zip(table["start"][members].tolist(), table["size"][members].tolist(), strict=True))
+        with self._shards.open(shard) as file:
+            return read_ranges(file, ranges)
 
     @property
     def prefetch(self) -> Callable[[int], None] | None:
@@ -159,34 +188,39 @@ def _name(table: Table, member: int) -> str:
     return table["names"][start : int(stops[member])].tobytes().decode("utf-8", "surrogateescape")
 
 
-def _row(members: dict[str, bytes], count: int, where: str) -> Sample | BadData:
-    """One sample from its members by name; `count` is their number before names met twice fell together."""
+def _row(span: Sequence[tuple[int, str, bytes]], where: str) -> tuple[Sample | BadData, list[int]]:
+    """One sample from its members (number, name, bytes), and the numbers of those that are its `images`."""
+    members = {name: data for _, name, data in span}
     try:
-        return _sample(members, count, where)
+        if len({_extension(name) for name in members}) < len(span):
+            raise BadData("duplicate", f"{where}: two members share key and extension: {', '.join(members)}")
+        sample, pictures = _sample(members, where)
     except BadData as error:
-        return error
+        return error, []
+    numbers = {name: member for member, name, _ in span}
+    return sample, [numbers[name] for name in pictures]
 
 
-def _sample(members: dict[str, bytes], count: int, where: str) -> Sample:
+def _sample(members: dict[str, bytes], where: str) -> tuple[Sample, list[str]]:
+    """The sample, and the names of the members that are its `images`."""
     by_extension = {_extension(name): name for name in members}
-    if len(by_extension) < count:
-        raise BadData("duplicate", f"{where}: two members share key and extension: {', '.join(members)}")
     sample: Sample = {}
     if "json" in by_extension:
         name = by_extension.pop("json")
         value = parse_json(members[name], f"{where}, member {name}")
         sample = value if isinstance(value, dict) else {"json": value}
     pictures = sorted((ext for ext in by_extension if _is_image(ext)), key=_natural)
+    chosen = [by_extension[ext] for ext in pictures]
     if sample.get("images") is not None:
-        sample["images"] = _named(sample["images"], members, where)
-    elif pictures:
-        sample["images"] = [members[by_extension[ext]] for ext in pictures]
+        chosen = _named(sample["images"], members, where)
+    if chosen or sample.get("images") is not None:
+        sample["images"] = [members[name] for name in chosen]
     for extension, name in by_extension.items():
         if extension == "txt":
             sample.setdefault("text", _decode(members[name], f"{where}, member {name}"))
         elif extension not in pictures:
             sample.setdefault(extension, members[name])
-    return sample
+    return sample, chosen
 
 
 def _extension(name: str) -> str:
@@ -195,13 +229,13 @@ def _extension(name: str) -> str:
     return parts[1]
 
 
-def _named(names: Any, members: dict[str, bytes], where: str) -> list[bytes]:
+def _named(names: Any, members: Iterable[str], where: str) -> list[str]:
     """The members that `images` in the json lists."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadData("images", f"{where}: expected `images` in the json to list members' names, got {names!r:.80}")
-    known = {_extension(name): data for name, data in members.items()}
-    known |= {name.rpartition("/")[2]: data for name, data in members.items()}
-    known |= members
+    known = {_extension(name): name for name in members}
+    known |= {name.rpartition("/")[2]: name for name in members}
+    known |= {name: name for name in members}
     for name in names:
         if name not in known:
             raise BadData(
