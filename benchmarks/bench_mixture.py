@@ -111,7 +111,16 @@ def costs() -> dict[str, float]:
     found: dict[str, float] = {word: next_us(Mixture(data, shuffle=word).lane(1, 8)) for word in words}
     found["chunk_rows=8"] = next_us(Mixture(data, chunk_rows=8).lane(1, 8))
     weights = {"a": 0.01, "b": 0.04, "c": 0.1, "d": 0.25, "e": 0.6}
-    found["5 datasets"] = next_us(Mixture(dict.fromkeys(weights, data), weights=weights).lane(1, 8))
+    five = dict.fromkeys(weights, data)
+    found["5 datasets"] = next_us(Mixture(five, weights=weights).lane(1, 8))
+    tokens = dict.fromkeys(weights, 96.5) | {"a": 812.4}
+    by_token = Mixture(five, weights=weights, weigh_by="tokens", tokens_per_row=tokens)
+    found["5 datasets, by token"] = next_us(by_token.lane(1, 8))
+    points = [(0, weights), (10**6, dict(zip(weights, reversed(weights.values()), strict=True)))]
+    found["5 datasets, schedule"] = next_us(Mixture(five, schedule=points).lane(1, 8))
+    places = [(place * 400, own) for place, own in points]
+    moving = Mixture(five, schedule=places, schedule_by="tokens", weigh_by="tokens", tokens_per_row=tokens)
+    found["5 datasets, schedule by token"] = next_us(moving.lane(1, 8))
     return found
 
 

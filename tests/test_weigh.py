@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,9 @@ import pytest
 
 import zvl
 from zvl.errors import OperatorError, RecipeError
-from zvl.image import Image, ImageInfo, ImagePlan
+from zvl.image import Image, ImageInfo, ImagePlan, ImageRef
+from zvl.images.header import read_header
+from zvl.testing import check_resume
 
 
 def row(tokens: int, loss: int = 0, patches: tuple[int, ...] = ()) -> dict[str, Any]:
@@ -138,3 +141,55 @@ def test_a_mixture_of_chats_about_photos_and_of_text(demo_shards: Path, qwen_tok
     source = zvl.Mixture(datasets, weights={"photos": 4, "text": 1}, weigh_by="tokens", tokens_per_row=tokens, seed=3)
     total = sum(delivered(pipeline(source), 60), Counter[str]())
     assert total["photos"] / total.total() == pytest.approx(0.8, rel=0.01)
+
+
+def test_a_run_on_a_schedule_resumes_behind_every_batch() -> None:
+    datasets = {"long": dataset(200, 90), "short": dataset(20, 90)}
+    source = zvl.Mixture(
+        datasets,
+        schedule=[(0, {"long": 0.9, "short": 0.1}), (9_000, {"long": 0.2, "short": 0.8})],
+        schedule_by="tokens",
+        weigh_by="tokens",
+        tokens_per_row={"long": 200, "short": 20},
+    )
+    check_resume(zvl.Pipeline(source, lanes=2, flush_every=16).pack(512).batch(1), steps=14)
+
+
+def test_images_that_an_index_describes_are_not_read(photos: dict[str, bytes], qwen_tokenizer: Path) -> None:
+    processor = zvl.Processor("qwen2_5_vl", qwen_tokenizer)
+    chat = [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "a photo"}]
+    whole = zvl.from_rows([{"messages": chat, "images": [data]} for data in photos.values()])
+    late = Late(whole)
+
+    def estimate(data: Any) -> dict[str, float]:
+        planned = zvl.Pipeline(zvl.Mixture(data), lanes=1).probe_images(processor=processor)
+        return zvl.estimate_tokens(planned.tokenize_chat(processor=processor).pack(4096), rows=None)["data"]
+
+    assert estimate(late) == estimate(whole)
+
+
+class Late:
+    """Rows whose images stay where they are."""
+
+    late = True
+    on_error = "raise"
+
+    def __init__(self, whole: Any) -> None:
+        self._whole = whole
+        self.shards, self.shard_rows, self.row_bytes = whole.shards, whole.shard_rows, whole.row_bytes
+
+    def read(self, shard: int, rows: Sequence[int]) -> list[Any]:
+        found = self._whole.read(shard, rows)
+        return [
+            own | {"images": [self._ref(shard, row, data) for data in own["images"]]}
+            for row, own in zip(rows, found, strict=True)
+        ]
+
+    def _ref(self, shard: int, row: int, data: bytes) -> ImageRef:
+        return ImageRef(self, shard, row, 0, len(data), read_header(data))
+
+    def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[Any]:
+        raise AssertionError("an estimate must not read images")
+
+    def fingerprint(self) -> Any:
+        return self._whole.fingerprint()

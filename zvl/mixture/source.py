@@ -7,8 +7,8 @@ from typing import Any, TypeVar, get_args
 
 from zvl.errors import RecipeError
 from zvl.mixture.cursor import MixtureCursor
-from zvl.mixture.forecast import Flow, Forecast, forecast
 from zvl.mixture.order import DatasetOrder, Shuffle
+from zvl.mixture.outlook import Flow, Outlook, outlook
 from zvl.mixture.policy import Forever, Once, Passes, PassPolicy
 from zvl.mixture.shares import ScheduleBy, WeighBy
 from zvl.mixture.weights import Point, check_pace, make_weights, quoted
@@ -147,7 +147,7 @@ class Mixture:
         tokens_per_step: float | None = None,
         tokens_per_row: Mapping[str, float] | None = None,
         window: int | None = None,
-    ) -> Forecast:
+    ) -> Outlook:
         """What `steps` steps will bring: shares of samples and tokens, passes, when datasets end; by windows too.
 
         A step takes so many rows or delivers so many tokens of all lanes together: say one of the two. Tokens need
@@ -170,7 +170,7 @@ class Mixture:
             rows_per_step=rows_per_step,
             tokens_per_step=tokens_per_step,
         )
-        return forecast(flow, self.names, steps, window)
+        return outlook(flow, self.names, steps, window)
 
     def describe_dataset(self, place: int) -> str:
         """One dataset's part in a few words, for `explain()`: its share, passes, order."""

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import inf, nextafter
 
-__all__ = ["DatasetForecast", "Flow", "Forecast", "WindowForecast", "forecast"]
+__all__ = ["DatasetOutlook", "Flow", "Outlook", "WindowOutlook", "outlook"]
 
 PIECES = 256
 """In which a stretch between two points of a schedule is cut: weights stand in each as they are in its middle."""
 
 
 @dataclass(frozen=True)
-class DatasetForecast:
+class DatasetOutlook:
     """One dataset over all steps."""
 
     name: str
@@ -34,7 +34,7 @@ class DatasetForecast:
 
 
 @dataclass(frozen=True)
-class WindowForecast:
+class WindowOutlook:
     """Shares by dataset in the steps `first` to `last`."""
 
     first: int
@@ -44,12 +44,12 @@ class WindowForecast:
 
 
 @dataclass(frozen=True)
-class Forecast:
+class Outlook:
     """What to expect of a mixture; ``print`` shows a table. Lanes are taken as equal, so an end is about right."""
 
     steps: int
-    datasets: tuple[DatasetForecast, ...]
-    windows: tuple[WindowForecast, ...]
+    datasets: tuple[DatasetOutlook, ...]
+    windows: tuple[WindowOutlook, ...]
     ends: float | None
     """The step in which all datasets are exhausted; None where rows are left."""
 
@@ -154,7 +154,7 @@ class Flow:
         self.drawn[place] = after
 
 
-def forecast(flow: Flow, names: Sequence[str], steps: int, window: int) -> Forecast:
+def outlook(flow: Flow, names: Sequence[str], steps: int, window: int) -> Outlook:
     """Run the flow, window by window."""
     windows = []
     for first in range(0, steps, window):
@@ -162,10 +162,10 @@ def forecast(flow: Flow, names: Sequence[str], steps: int, window: int) -> Forec
         before = list(flow.drawn)
         flow.run(last)
         drawn = [after - begin for after, begin in zip(flow.drawn, before, strict=True)]
-        windows.append(WindowForecast(first, last - 1, _parts(names, drawn), _tokens(names, drawn, flow.tokens)))
+        windows.append(WindowOutlook(first, last - 1, _parts(names, drawn), _tokens(names, drawn, flow.tokens)))
     samples, tokens = _parts(names, flow.drawn), _tokens(names, flow.drawn, flow.tokens)
     datasets = [
-        DatasetForecast(
+        DatasetOutlook(
             name=name,
             samples=samples[name],
             tokens=None if tokens is None else tokens[name],
@@ -176,7 +176,7 @@ def forecast(flow: Flow, names: Sequence[str], steps: int, window: int) -> Forec
         )
         for place, name in enumerate(names)
     ]
-    return Forecast(steps, tuple(datasets), tuple(windows), flow.step if flow.ended else None)
+    return Outlook(steps, tuple(datasets), tuple(windows), flow.step if flow.ended else None)
 
 
 def _tokens(names: Sequence[str], rows: Sequence[float], tokens: Sequence[float] | None) -> dict[str, float] | None:

@@ -167,9 +167,9 @@ def test_on_a_schedule_every_100_steps_have_the_tokens_foretold() -> None:
             for segment in batch.segments[0]:
                 found[batch.step // 100][segment.key.partition("/")[0]] += segment.stop - segment.start
     per_step = sum(tally.total() for tally in found) / 500
-    foretold = source.describe(500, lanes=4, tokens_per_step=per_step, window=100)
+    foreseen = source.describe(500, lanes=4, tokens_per_step=per_step, window=100)
     shares = [tally["long"] / tally.total() for tally in found]
-    for window, share in zip(foretold.windows, shares, strict=True):
+    for window, share in zip(foreseen.windows, shares, strict=True):
         assert window.tokens is not None
         assert share == pytest.approx(window.tokens["long"], rel=0.02), window
     assert shares[0] > 0.7
