@@ -79,15 +79,42 @@ def test_writes_the_numbers_and_keeps_the_rest(recipe: Path) -> None:
     found = json.loads(call(recipe, "--rows", "all", "--json").output)
     result = call(recipe, "--rows", "all", "--write")
     assert result.exit_code == 0, result.output
-    assert f'{recipe}: wrote weigh_by = "text" and tokens_per_row of 2 datasets' in result.output
+    assert f'{recipe}: wrote weigh_by = "text" and tokens_per_row of long, short' in result.output
     text = recipe.read_text()
-    assert [line for line in text.splitlines() if "tokens_per_row" not in line] == before.splitlines()
+    lines = text.splitlines()
+    assert [line for line in lines if "tokens_per_row" not in line] == before.splitlines()
+    assert lines[lines.index('name = "short"') + 1].startswith("tokens_per_row = ")
     source: Any = load_recipe(recipe).source
     expected = {name: own["text"] for name, own in found["datasets"].items()}
     assert source.fingerprint()["tokens_per_row"] == pytest.approx(expected, rel=1e-5)
     again = call(recipe, "--rows", "all", "--write")
     assert again.exit_code == 0
     assert recipe.read_text() == text
+
+
+def test_numbers_that_are_there_are_replaced_in_their_line(recipe: Path) -> None:
+    text = recipe.read_text().replace('name = "short"\n', 'name = "short"\n  tokens_per_row=7 # a guess\n')
+    with open(recipe, "w", newline="") as file:
+        file.write(text.replace("\n", "\r\n"))
+    assert call(recipe, "--by", "tokens", "--rows", "all", "--write").exit_code == 0
+    lines = recipe.read_bytes().decode().split("\r\n")
+    assert "\n" not in "".join(lines)
+    assert 'weigh_by = "tokens"' in lines
+    (short,) = [line for line in lines if "a guess" in line]
+    assert short == f"  tokens_per_row={tomllib.loads(recipe.read_text())['dataset'][1]['tokens_per_row']} # a guess"
+    assert len([line for line in lines if "tokens_per_row" in line]) == 2
+
+
+def test_a_recipe_that_cannot_be_edited_stays_as_it_was(recipe: Path) -> None:
+    text = recipe.read_text()
+    start, stop = text.index("[[dataset]]"), text.index("[[operator]]")
+    inline = 'dataset = [{name = "long", path = "long.jsonl"}, {name = "short", path = "short.jsonl"}]\n'
+    recipe.write_text(inline + text[:start] + text[stop:])
+    before = recipe.read_text()
+    result = call(recipe, "--write")
+    assert result.exit_code == 2
+    assert "expected each [[dataset]] under a header of its own" in result.output
+    assert recipe.read_text() == before
 
 
 def test_by_another_kind_sets_weigh_by_too(recipe: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, get_args
@@ -48,7 +49,7 @@ def weigh(
     _print(found)
     say()
     if write:
-        say(f'{recipe}: wrote weigh_by = "{kind}" and tokens_per_row of {len(found)} datasets')
+        say(f'{recipe}: wrote weigh_by = "{kind}" and tokens_per_row of {", ".join(found)}')
         return
     say("Into the recipe, or with --write:")
     say(f'weigh_by = "{kind}"')
@@ -92,16 +93,39 @@ def _check(name: str, own: dict[str, float], kind: str) -> None:
 
 
 def _write(recipe: Path, found: Estimate, kind: str) -> None:
-    """Set the keys; the rest of the file stays as it is, comments too."""
-    import tomlkit
-
+    """Set the keys; the rest of the file stays as it is, byte for byte."""
     with open(recipe, encoding="utf-8", newline="") as file:
-        document: Any = tomlkit.parse(file.read())
-    document["weigh_by"] = kind
-    for table in document["dataset"]:
+        text = file.read()
+    wanted = tomllib.loads(text)
+    wanted["weigh_by"] = kind
+    lines = text.splitlines(keepends=True)
+    headers = [i for i, line in enumerate(lines) if re.match(r"\s*\[\[\s*dataset\s*\]\]", line)]
+    for start, table in reversed(list(zip(headers, wanted["dataset"], strict=False))):
         table["tokens_per_row"] = _number(found[table["name"]][kind])
+        _set(lines, start + 1, "tokens_per_row", repr(table["tokens_per_row"]), after="name")
+    _set(lines, 0, "weigh_by", f'"{kind}"', after="lanes")
+    edited = "".join(lines)
+    if len(headers) != len(found) or tomllib.loads(edited) != wanted:
+        raise RecipeError(
+            f"cannot write into {recipe}: expected each [[dataset]] under a header of its own, its name in a line; "
+            "paste what the command prints without --write"
+        )
     with open(recipe, "w", encoding="utf-8", newline="") as file:
-        file.write(tomlkit.dumps(document))
+        file.write(edited)
+
+
+def _set(lines: list[str], start: int, key: str, value: str, after: str) -> None:
+    """Set a key of the table whose lines begin at `start`, in its place or in a new line behind another key."""
+    stop = next((i for i in range(start, len(lines)) if lines[i].lstrip().startswith("[")), len(lines))
+    for i in range(start, stop):
+        if match := re.match(rf"(\s*{key}\s*=\s*)[^#\s]+(.*)", lines[i], re.DOTALL):
+            lines[i] = match[1] + value + match[2]
+            return
+    for i in range(start, stop):
+        if match := re.match(rf"(\s*){after}\s*=", lines[i]):
+            end = lines[i][len(lines[i].rstrip("\r\n")) :] or "\n"
+            lines[i] = lines[i].rstrip("\r\n") + f"{end}{match[1]}{key} = {value}{end}"
+            return
 
 
 def _number(value: float) -> float:
