@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import random
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -102,6 +103,38 @@ def test_nothing_is_asked_for_nothing() -> None:
     assert _read(server, [(5, 0)]) == [b""]
     assert _read(server, []) == []
     assert server.asked == []
+
+
+def test_who_reads_forward_in_small_steps_gets_ever_more_at_once() -> None:
+    server = Memory(random.Random(0).randbytes(30_000_000))
+    store = RemoteStore(server, NOW)
+    with store.open("x://b/f") as file:
+        for start in range(0, 29_000_000, 20_000):
+            assert file.read(start, 512) == server.data[start : start + 512]
+    assert len(server.asked) < 25, "1,450 reads, few requests"
+    assert sum(stop - start for start, stop in server.asked) < 1.1 * len(server.data)
+    store.close()
+
+
+@given(st.lists(st.tuples(st.integers(0, 5000), st.integers(0, 5000)), max_size=30))
+def test_reads_one_by_one_give_the_right_bytes(ranges: list[tuple[int, int]]) -> None:
+    store = RemoteStore(Memory(), NOW)
+    with pytest.MonkeyPatch.context() as patch, store.open("x://b/f") as file:
+        for name, value in {"FIRST_STEP": 50, "AHEAD": 400, "STRIDE": 300, "PIECE": 1000}.items():
+            patch.setattr(remote, name, value)
+        for start, size in ranges:
+            assert file.read(start, size) == DATA[start : start + size]
+    store.close()
+
+
+def test_who_jumps_about_gets_no_more_than_asked_for() -> None:
+    server = Memory(bytes(30_000_000))
+    store = RemoteStore(server, NOW)
+    with store.open("x://b/f") as file:
+        for start in (20_000_000, 10_000_000, 25_000_000, 0, 15_000_000):
+            file.read(start, 512)
+    assert [stop - start for start, stop in server.asked] == [512] * 5
+    store.close()
 
 
 def test_requests_are_in_flight_together(small: None) -> None:

@@ -27,6 +27,15 @@ an archive's members, but not a picture."""
 PIECE = 4 * 1024 * 1024
 """Bytes of one request: a longer range is fetched in several, side by side."""
 
+FIRST_STEP = 64 * 1024
+"""Bytes fetched at once for the second small read that goes forward."""
+
+AHEAD = 16 * 1024 * 1024
+"""Bytes fetched ahead of someone who reads forward, at most."""
+
+STRIDE = 2 * 1024 * 1024
+"""Bytes that a reader may skip and still count as one that reads forward."""
+
 PATIENCE = Patience()
 
 A = TypeVar("A")
@@ -65,14 +74,36 @@ class RemoteFile:
         self.path = path
         self._meta = meta
         self._store = store
+        self._lock = threading.Lock()
+        self._place = 0
+        self._step = 0
+        self._begin = 0
+        self._ahead = b""
 
     def state(self) -> FileState:
         """The size, and 63 bits of a hash of the tag; no request."""
         return _state(self._meta)
 
     def read(self, start: int, size: int) -> bytes:
-        """Bytes [start, start + size); long ones in several requests at a time."""
-        return self.read_many([(start, size)])[0]
+        """Bytes [start, start + size); long ones in several requests at a time.
+
+        Who reads forward in small steps, as one that builds an index does, gets what follows fetched along: twice as
+        much at each step, up to `AHEAD`.
+        """
+        with self._lock:
+            offset = start - self._begin
+            if offset >= 0 and offset + size <= len(self._ahead):
+                self._place = start + size
+                return self._ahead[offset : offset + size]
+            forward = 0 <= start - self._place <= STRIDE and size < AHEAD
+            self._step = min(max(2 * self._step, FIRST_STEP), AHEAD) if forward and self._place else 0
+            self._place = start + size
+            stop = max(start + size, min(start + self._step, self._meta.size))
+        (data,) = self.read_many([(start, stop - start)])
+        if stop > start + size:
+            with self._lock:
+                self._begin, self._ahead = start, data
+        return data[:size]
 
     def read_many(self, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """The bytes of each (start, size), in the order asked: neighbours in one request, requests side by side."""
