@@ -126,6 +126,30 @@ def test_a_state_in_the_middle_of_a_schedule_goes_on_as_the_cursor_did() -> None
         assert [other.next() for _ in range(7)] == [cursor.next() for _ in range(7)], stop
 
 
+@given(
+    sizes=st.lists(st.integers(0, 60), min_size=2, max_size=3),
+    weights=st.lists(st.lists(WEIGHT, min_size=3, max_size=3), min_size=1, max_size=3),
+    span=st.integers(1, 90),
+    lanes=st.integers(1, 7),
+)
+@settings(deadline=None, max_examples=40)
+def test_every_row_comes_once_whatever_the_schedule(
+    sizes: list[int], weights: list[list[float]], span: int, lanes: int
+) -> None:
+    names = "abc"[: len(sizes)]
+    points = [{name: own["abc".index(name)] for name in names} for own in weights]
+    points[-1] = dict.fromkeys(names, 1.0)
+    source = Mixture(
+        {name: rows(size) for name, size in zip(names, sizes, strict=True)},
+        schedule=[(i * span, own) for i, own in enumerate(points) if any(own.values())],
+        passes=Once(),
+        chunk_rows=4,
+    )
+    pointers = [pointer for lane in range(lanes) for pointer in iter(source.lane(lane, lanes).next, None)]
+    found = sorted((pointer.dataset, pointer.row) for pointer in pointers if pointer is not None)
+    assert found == [(place, row) for place, size in enumerate(sizes) for row in range(size)]
+
+
 def test_lanes_together_follow_a_schedule_at_every_position() -> None:
     source = Mixture(
         {"a": rows(5000), "b": rows(5000)}, schedule=[(0, {"a": 9, "b": 1}), (200, {"a": 1, "b": 9})], seed=11

@@ -187,4 +187,4 @@ class _Tally:
         chunks = max(2, rows // CHUNK_ROWS)
         spread = chunks * self._squares / max(1, self._totals["tokens"]) ** 2 - 1
         error = math.sqrt(max(0.0, spread) / (chunks - 1) * (1 - rows / max(1, of)))
-        return found | {"rows": rows, "kept": min(1.0, self._kept / max(1, rows)), "error": error}
+        return found | {"rows": rows, "kept": self._kept / max(1, rows), "error": error}
