@@ -9,7 +9,7 @@ import numpy as np
 
 from zvl.operator import Sample
 
-__all__ = ["Batch", "Segment"]
+__all__ = ["Batch", "Segment", "with_loss_tokens"]
 
 
 class Segment(NamedTuple):
@@ -70,13 +70,24 @@ class Batch(dict[str, Any]):
             if name in ("__key__", "segments", "masked", "image_rows"):
                 continue
             batch[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) and _tensorable(value) else value
-        if "labels" in sample:
-            batch["num_loss_tokens"] = torch.tensor(int(np.count_nonzero(sample["labels"] != -100)))
+        if "labels" in sample and "num_loss_tokens" not in sample:
+            batch["num_loss_tokens"] = torch.tensor(_loss_tokens(sample))
         batch.step, batch.lane = step, lane
         batch.segments = sample.get("segments", [])
         batch.masked = sample.get("masked", [])
         batch.image_rows = sample.get("image_rows", [])
         return batch
+
+
+def with_loss_tokens(sample: Sample) -> Sample:
+    """A materialised sample with `num_loss_tokens`, for who counts before the trainer gets it."""
+    if "labels" not in sample:
+        return sample
+    return sample | {"num_loss_tokens": np.array(_loss_tokens(sample), np.int64)}
+
+
+def _loss_tokens(sample: Sample) -> int:
+    return int(np.count_nonzero(sample["labels"] != -100))
 
 
 def _tensorable(array: np.ndarray[Any, Any]) -> bool:

@@ -1,0 +1,56 @@
+"""What trainers and the loader's process say to each other.
+
+Who starts the process sends it a `Setup`. A trainer sends a `Position` first and gets a `Welcome`, with the descriptor
+of the shared file, or an error; then events come, as ``(event, engine's peak_bytes)``. A Delivery comes as a tuple
+``(fields of Planned, step, sample)``, since every class costs the trainer some microseconds; its sample is None where
+it is skipped. Meanwhile the trainer sends ``(batches taken so far, segments let go of)`` with every `take`, and `Skip`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from zvl.blocklist import BlockList
+from zvl.checkpoint import Identity
+
+__all__ = ["Position", "Setup", "Skip", "Welcome"]
+
+
+class Setup(NamedTuple):
+    """What the loader's process is to run."""
+
+    pipeline: bytes
+    """Pickled by `zvl.shared.child.with_main`: the pipeline, and the arguments of its loader."""
+    peers: int
+    """Trainers that the first batch waits for; 0 if their number is not known."""
+    ahead: int
+    """Batches that a trainer is given before it has taken any."""
+    evict: bool
+    """See `zvl.shared.segments.Ring`."""
+
+
+class Position(NamedTuple):
+    """Where a loader begins: what it loads, and what it skips."""
+
+    state: dict[str, Any]
+    options: dict[str, Any]
+    """How it loads that: the keyword arguments of `load_state_dict`."""
+    skip_to: int
+    blocks: BlockList
+    ranks: tuple[int, int]
+    """dp_rank and dp_size."""
+    identity: Identity
+    """The trainer's, which the state was checked against. That of the other process may differ: there, what the user's
+    script defines is in a module of another name."""
+
+
+class Welcome(NamedTuple):
+    """The engine runs; `span` is the length of the shared file in bytes."""
+
+    span: int
+
+
+class Skip(NamedTuple):
+    """The trainer does not want the steps before this one."""
+
+    step: int

@@ -1,0 +1,246 @@
+"""The trainer's end: an engine that runs in another process."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+from collections import deque
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any, NamedTuple
+
+from zvl.elements import Planned
+from zvl.engine import Delivery, Failure, StepStart
+from zvl.errors import ZvlError
+from zvl.isolation.meeting import address, join
+from zvl.isolation.messages import Position, Setup, Skip
+from zvl.isolation.pinning import Pins
+from zvl.shared.child import ONE_THREAD, start_child
+from zvl.shared.frames import receive_frame, send_frame
+from zvl.shared.pickling import loads
+from zvl.shared.segments import Inlet
+
+__all__ = ["Died", "Remote"]
+
+SERVER = "zvl.isolation.server:main"
+
+RESTARTS = 3
+"""How often a loader's process is replaced."""
+
+PATIENCE_S = 3.0
+"""How long the process may take to end by itself."""
+
+_lingering: list[subprocess.Popen[bytes]] = []
+"""Processes that this one has started and others still use: to be waited for some day."""
+
+
+class Died(ZvlError):
+    """The loader's process is gone. Only for `Remote` and its owner: users see a plain ZvlError."""
+
+
+class Link(NamedTuple):
+    """A connection to the loader's process, and that process where this one has started it."""
+
+    sock: socket.socket
+    child: subprocess.Popen[bytes] | None
+
+
+def _link(setup: bytes) -> Link:
+    """Start a loader's process for this trainer alone."""
+    child = start_child(SERVER, ONE_THREAD)
+    send_frame(child.sock, setup)
+    return Link(child.sock, child.process)
+
+
+def _meet(setup: bytes, name: str, dp_rank: int) -> Link:
+    """Connect to the shared loader `name`; the first to come starts its process."""
+    sock, first = join(address(name, dp_rank))
+    if not first:
+        return Link(sock, None)
+    with sock:
+        child = start_child(SERVER, ONE_THREAD, outlives=True)
+        send_frame(child.sock, setup, [sock.fileno()])
+    return Link(child.sock, child.process)
+
+
+class Remote:
+    """`zvl.engine.Events` from the loader's process. No thread: `take` reads them in the caller's.
+
+    The process starts when this is made, and works from `begin` on. `share` is (name, dp_rank) of a shared loader;
+    with `cuda` (torch.cuda) its memory is page-locked.
+    """
+
+    def __init__(self, setup: Setup, share: tuple[str, int] | None, cuda: Any) -> None:
+        self.peak_bytes = 0
+        self.restarts = 0
+        self._setup = pickle.dumps(setup)
+        self._share = share
+        self._cuda = cuda
+        self._announced = -1
+        self._closed = False
+        self._connect()
+
+    @property
+    def began_it(self) -> bool:
+        """Whether this trainer has started the process."""
+        return self._link.child is not None
+
+    def _connect(self) -> None:
+        self._link = _meet(self._setup, *self._share) if self._share else _link(self._setup)
+        self._released: deque[int] = deque()
+        self._taken = 0
+        self._inlet: Inlet | None = None
+        self._pins: Pins | None = None
+
+    def begin(self, position: Position) -> None:
+        """Let it work from there on. Raises what it refuses, Died."""
+        while True:
+            self._tell(position)
+            frame = receive_frame(self._link.sock)
+            if frame is not None:
+                break
+            if self._share is None or self._link.child is not None:
+                raise self._death()
+            self._disconnect()
+            self._connect()  # the last peer of an earlier loader was just leaving
+        payload, fds = frame
+        answer = loads(payload, {}.get)
+        if isinstance(answer, ZvlError):
+            raise answer
+        if self._cuda is None:
+            self._inlet = Inlet(fds[0], answer.span, self._released.append)
+        else:
+            self._pins = pins = Pins(self._cuda)
+            self._inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, self._released), pins.leased)
+        os.close(fds[0])
+
+    def take(self) -> Delivery | StepStart | Failure:
+        """The next event. Raises Died."""
+        inlet = self._inlet
+        assert inlet is not None
+        self._tell((self._taken, self._drained()))
+        while True:
+            frame = receive_frame(self._link.sock)
+            if frame is None:
+                if self._closed:
+                    return Failure(ZvlError("the loader was closed while its next batch was awaited"))
+                raise self._death()
+            event, self.peak_bytes = inlet.unpack(frame[0])
+            if type(event) is tuple:
+                planned, step, sample = event
+                self._taken += 1
+                return Delivery(Planned(*planned), step, None if sample is None else _Done(sample))
+            if isinstance(event, StepStart):
+                if event.step <= self._announced:
+                    continue  # one that a process which has died had announced
+                self._announced = event.step
+            assert isinstance(event, StepStart | Failure)
+            return event
+
+    def _drained(self) -> list[int]:
+        """What the trainer has let go of since it was last asked."""
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        return released if self._pins is None else self._pins.settled(released)
+
+    def skip_to(self, step: int) -> None:
+        self._tell(Skip(step))
+
+    def replace(self, death: Died, position: Position) -> None:
+        """Put a new process in the place of one that was killed. ZvlError if that has happened too often."""
+        while True:
+            child = self._link.child
+            if self._share is not None or child is None or child.returncode >= 0 or self.restarts == RESTARTS:
+                raise ZvlError(f"{death}{self._advice()}")
+            self.restarts += 1
+            self._disconnect()
+            self._connect()
+            try:
+                self.begin(position)
+            except Died as again:
+                death = again
+            else:
+                return
+
+    def _tell(self, message: Any) -> None:
+        with suppress(OSError):  # it has died: what is read next says so, behind what it has sent before
+            send_frame(self._link.sock, pickle.dumps(message, protocol=5))
+
+    def _death(self) -> Died:
+        child = self._link.child
+        if child is None:
+            return Died(
+                "the shared loader's process has ended, and with it the peer that started it or its machine part"
+            )
+        _end(child)
+        status = child.returncode
+        how = f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        return Died(f"the loader's process (pid {child.pid}) {how}")
+
+    def _advice(self) -> str:
+        if self._share is not None:
+            return ": make a new loader on all peers and load the state of the last batch"
+        if self._link.child is not None and self._link.child.returncode >= 0:
+            return ": what it wrote stands above; it must not end by itself, so mend what does that"
+        return (
+            f", after {self.restarts} others that were killed: if the machine is out of memory, lower workers=, "
+            "prefetch= or max_bytes=; if a library crashes, isolate=False with faulthandler shows where"
+        )
+
+    def close(self) -> None:
+        """End the process, unless other peers still read from it."""
+        if self._closed:
+            return
+        self._closed = True
+        self._disconnect()
+        child = self._link.child
+        _lingering[:] = [one for one in _lingering if one.poll() is None]
+        if child is None:
+            return
+        if self._share is None:
+            _end(child)
+        else:
+            _leave(child)
+
+    def _disconnect(self) -> None:
+        with suppress(OSError):
+            self._link.sock.shutdown(socket.SHUT_RDWR)  # wakes a `take` in another thread
+        self._link.sock.close()
+        if self._pins is not None:
+            self._pins.close()
+        self._inlet = self._pins = None
+
+
+def _let_go(pins: Pins, released: deque[int], segment: int) -> None:
+    pins.let_go(segment)
+    released.append(segment)
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    """Wait for a process that has been left; kill it if it stays."""
+    try:
+        child.wait(PATIENCE_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+
+
+def _leave(child: subprocess.Popen[bytes]) -> None:
+    """Wait a moment for a shared loader to end: it does if this was the last peer."""
+    try:
+        child.wait(1.5)
+    except subprocess.TimeoutExpired:
+        _lingering.append(child)
+
+
+class _Done(Future[Any]):
+    """A future that is done; a real one would cost the trainer ten times as much."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self, timeout: float | None = None) -> Any:
+        return self._value
