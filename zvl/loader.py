@@ -26,12 +26,13 @@ from zvl.ledger import Ledger, rank_path
 from zvl.masking import mask_stream, run_leniently
 from zvl.materialise import Materialiser
 from zvl.nodes import Node, run_nodes
-from zvl.operator import Accumulate, Sample
+from zvl.operator import Sample
 from zvl.pipeline import Pipeline
 from zvl.protocols import Runner
 from zvl.reader import ReadAhead, read_lane, read_rows
-from zvl.runners import check_runner, make_runner
+from zvl.runners import Pools, make_runner
 from zvl.runners._native import give_back_memory
+from zvl.shared.memory import warn_of_memory
 from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, READERS, at_least_one, group_size, own_lanes, window_size
 
 __all__ = ["Loader"]
@@ -44,7 +45,10 @@ class Loader:
     """Yields this rank's batches in (step, lane, index) order. An iterator and a context manager.
 
     - `dp_rank`, `dp_size`: which lanes are this rank's.
-    - `runner`: "threads" or "inline"; `workers`: its size, by default the CPU budget.
+    - `runner`: "threads", "processes" or "inline", where operators do not ask for another; `workers`: its size, by
+      default the CPU budget. See docs/runners.md.
+    - `timeout_s`: seconds that a call in a worker process may take: the worker is ended then and the call done again,
+      and the second time the loader raises. Give several times what the slowest batch needs; None waits for ever.
     - `prefetch`: batches finished or in the making ahead of the trainer.
     - `max_bytes`: planning waits while batches planned, in the making or finished take more memory than that, so that
       at most two more are there. What operators hold is not counted: that decides the data, see `explain()`.
@@ -71,11 +75,13 @@ class Loader:
         max_bad_fraction: float | None,
         max_steps: int | None,
         reducer: Callable[[bool], bool] | None,
+        timeout_s: float | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.lanes = own_lanes(pipeline.lanes, dp_rank, dp_size)
-        self._runner_name = check_runner(runner)
         self._workers = at_least_one("workers", workers) or cpu_budget()
+        self._nodes = pipeline.nodes()
+        self._pools = Pools(runner, self._workers, self._nodes, pipeline.operators, pipeline.source.datasets, timeout_s)
         self._prefetch = prefetch
         self._max_bytes = at_least_one("max_bytes", max_bytes)
         self._max_steps = max_steps
@@ -216,7 +222,7 @@ class Loader:
         """
         if self._engine is not None or self._finished:
             raise StateError("load_state_dict comes before the first batch: make a new loader to go back")
-        names = [node.name for node in self.pipeline.nodes()]
+        names = [node.name for node in self._nodes]
         accepted = frozenset(accept.split(",")) if accept else frozenset[str]()
         restored = restore(state, self._identity, names, self.lanes, accepted, self._blocks)
         self._states, self._step = restored.lanes, restored.step
@@ -245,19 +251,21 @@ class Loader:
         """Start what gives the events from this loader's state on."""
         import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
 
+        from zvl.explain import memory
+
         pipeline = self.pipeline
-        threaded = self._runner_name != "inline"
-        runner = make_runner(self._runner_name, self._workers)
+        pools, threaded = self._pools, self._pools.threaded
+        if pools.remote:
+            warn_of_memory(memory(pipeline, dp_size=self._dp[1], workers=self._workers).batches)
         late = any(getattr(dataset, "late", False) for dataset in pipeline.source.datasets)
         readers = FETCHERS if late else min(READERS, 1 + len(self.lanes))
         reads = make_runner("threads" if threaded else "inline", readers)
-        self._runners = [runner, reads]
-        nodes, border = pipeline.nodes(), pipeline.border
-        materialiser = Materialiser(nodes[border:], runner, reads)
+        self._runners = [*pools.start().values(), reads]
+        materialiser = Materialiser(pools.stages(pipeline.border), reads)
         window = window_size(self._workers, self._prefetch, materialiser.splits)
         ahead = ReadAhead.fit(pipeline.source, len(self.lanes), min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize))
         return Engine(
-            [self._feed(lane, nodes[:border], runner, reads, ahead) for lane in self.lanes],
+            [self._feed(lane, reads, ahead) for lane in self.lanes],
             materialiser,
             pipeline.blank,
             window=window,
@@ -271,7 +279,7 @@ class Loader:
             keep_plans=self._keep_plans,
         )
 
-    def _feed(self, lane: int, nodes: Sequence[Node], runner: Runner, reads: Runner, ahead: ReadAhead) -> LaneFeed:
+    def _feed(self, lane: int, reads: Runner, ahead: ReadAhead) -> LaneFeed:
         """Build a lane's chain from its state on."""
         pipeline, state = self.pipeline, self._states[lane]
         newly = self._blocks.newer(state.blocked)
@@ -287,8 +295,8 @@ class Loader:
             self._blocks,
             state.blocked,
         )
-        for segment, parallelism in _segments(nodes, [placed.parallelism for placed in pipeline.operators]):
-            if isinstance(segment[0].operator, Accumulate):
+        for segment, runner, parallelism in self._pools.segments(pipeline.border):
+            if runner is None:
                 stream = accumulate(stream, segment[0], lane, newly)
             else:
                 depth = max(1, -(-2 * (parallelism or runner.workers) // len(self.lanes)))
@@ -357,21 +365,3 @@ def _submit(
     if newly:
         return runner.submit(PLANNING, run_leniently, newly, nodes, elements)
     return runner.submit(PLANNING, run_nodes, nodes, elements)
-
-
-def _segments(
-    nodes: Sequence[Node], parallelism: Sequence[int | None]
-) -> Iterator[tuple[tuple[Node, ...], int | None]]:
-    """Neighbouring pure operators share a task, unless they ask for different parallelism."""
-    start = 0
-    while start < len(nodes):
-        stop, wanted = start + 1, parallelism[start]
-        if not isinstance(nodes[start].operator, Accumulate):
-            while stop < len(nodes) and not isinstance(nodes[stop].operator, Accumulate):
-                other = parallelism[stop]
-                if other is not None and wanted is not None and other != wanted:
-                    break
-                wanted = wanted or other
-                stop += 1
-        yield tuple(nodes[start:stop]), wanted
-        start = stop

@@ -1,4 +1,4 @@
-"""Behind the border: from a planned batch to its pixels, on the runner, split into parts where the operator can."""
+"""Behind the border: from a planned batch to its pixels, on the runners, split into parts where the operator can."""
 
 from __future__ import annotations
 
@@ -8,61 +8,92 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+import zvl.nodes
 from zvl.elements import Failed
 from zvl.errors import ZvlError
 from zvl.fetch import fetch_images, references
-from zvl.nodes import Node, run_nodes
+from zvl.nodes import Node, Watch, run_nodes
 from zvl.operator import Sample, SplitMap
 from zvl.protocols import Runner
 
 __all__ = ["Materialiser"]
 
+Stage = tuple[Runner, Sequence[Node]]
+
 
 class Materialiser:
-    """Runs the Maps behind the border. `submit` returns at once; the future gives the finished sample."""
+    """Runs the Maps behind the border, stage after stage: neighbours that share a runner.
 
-    def __init__(self, nodes: Sequence[Node], runner: Runner, reads: Runner) -> None:
-        self._nodes = nodes
-        self._runner = runner
+    `submit` returns at once; the future gives the finished sample.
+    """
+
+    def __init__(self, stages: Sequence[Stage], reads: Runner) -> None:
+        self._stages = stages
         self._reads = reads
-        self.splits = bool(nodes) and isinstance(nodes[0].operator, SplitMap)
+        self.splits = bool(stages) and _splits(stages[0])
 
     def submit(self, ticket: int, sample: Sample) -> Future[Sample]:
         """Work with a lower ticket goes first. Pictures that are still in their dataset are read before."""
         done: Future[Sample] = Future()
+        begin = partial(self._begin, self._stages, ticket, done)
         wanted = references(sample)
         if wanted:
-            fetch_images(sample, wanted, self._reads, ticket, done, partial(self._begin, ticket, done))
+            fetch_images(sample, wanted, self._reads, ticket, done, begin)
         else:
-            self._begin(ticket, done, sample)
+            begin(sample)
         return done
 
-    def _begin(self, ticket: int, done: Future[Sample], sample: Sample) -> None:
-        if self.splits:
-            self._runner.submit(ticket, _SplitJob.begin, self._nodes, self._runner, ticket, sample, done)
-        elif self._nodes:
-            self._runner.submit(ticket, finish, self._nodes, sample).add_done_callback(partial(hand_on, done))
-        else:
+    def _begin(self, stages: Sequence[Stage], ticket: int, done: Future[Sample], sample: Sample) -> None:
+        if not stages:
             done.set_result(sample)
+            return
+        (runner, nodes), *rest = stages
+        ended: Future[Sample] = Future() if rest else done
+        if rest:
+            ended.add_done_callback(partial(_hand_on, done, partial(self._begin, rest, ticket, done)))
+        if _splits(stages[0]):
+            runner.submit(ticket, _SplitJob.begin, nodes, runner, ticket, sample, ended)
+        else:
+            runner.submit(ticket, finish, nodes, sample).add_done_callback(partial(_hand_on, ended, ended.set_result))
 
 
-def hand_on(done: Future[Any], task: Future[Any]) -> None:
-    """Give `done` what came of `task`."""
+def _splits(stage: Stage) -> bool:
+    runner, nodes = stage
+    return isinstance(nodes[0].operator, SplitMap) and not runner.remote
+
+
+def _hand_on(done: Future[Any], then: Any, task: Future[Any]) -> None:
+    """Call `then` with the result of `task`; where it has none, `done` ends likewise."""
     if task.cancelled():
         done.cancel()
     elif (error := task.exception()) is not None:
         done.set_exception(error)
     else:
-        done.set_result(task.result())
+        then(task.result())
 
 
 def finish(nodes: Sequence[Node], sample: Sample) -> Sample:
     """Run a batch through Maps."""
+    watch, operator = zvl.nodes.watch, nodes[0].operator
+    if watch is not None and isinstance(operator, SplitMap):
+        nodes, sample = nodes[1:], _in_parts(nodes[0], operator, sample, watch)
     (result,) = run_nodes(nodes, [sample])
     if isinstance(result, Failed):
         raise result.error
     assert isinstance(result, dict)  # Maps give exactly one sample
     return result
+
+
+def _in_parts(node: Node, operator: SplitMap, sample: Sample, watch: Watch) -> Sample:
+    """What calling the operator does, with a note of each part's sample."""
+    key = sample["__key__"]
+    with node.guarding(key):
+        state, parts = operator.begin(sample)
+        outcomes = []
+        for part in parts:
+            watch.note(node.name, getattr(part, "key", "") or key)
+            outcomes.append(operator.part(state, part))
+        return operator.finish(state, outcomes) | {"__key__": key}
 
 
 class _SplitJob:

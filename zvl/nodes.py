@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 from zvl.elements import Dropped, Element, Failed
 from zvl.errors import BadData, OperatorError, StorageError, ZvlError
@@ -50,6 +50,20 @@ class Node:
         raise self.failed(key, error) from error
 
 
+class Watch(Protocol):
+    """Who wants to know what runs: a worker process, whose death would otherwise name nobody."""
+
+    one_by_one: bool
+    """Samples are to be given to operators one at a time."""
+
+    def note(self, operator: str, key: str) -> None:
+        """Called before each call of an operator."""
+
+
+watch: Watch | None = None
+"""Set in worker processes alone."""
+
+
 class Guard:
     """See `Node.guarding`. `isolate` with the node's own wording, for zvl's errors too."""
 
@@ -60,7 +74,8 @@ class Guard:
         self._key = key
 
     def __enter__(self) -> None:
-        return None
+        if watch is not None:
+            watch.note(self._node.name, self._key)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -82,7 +97,8 @@ def run_nodes(nodes: Sequence[Node], elements: list[Element]) -> list[Element]:
 def _run_node(node: Node, elements: list[Element]) -> list[Element]:
     operator = node.operator
     samples = [element for element in elements if isinstance(element, dict)]
-    if isinstance(operator, Map) and type(operator).many is not Map.many and len(samples) > 1:
+    together = len(samples) > 1 and not (watch and watch.one_by_one)
+    if together and isinstance(operator, Map) and type(operator).many is not Map.many:
         results = _call_many(node, operator, samples)
     else:
         results = (_call(node, sample) for sample in samples)

@@ -16,6 +16,7 @@ from zvl.functions import FunctionFilter, FunctionMap
 from zvl.nodes import Node
 from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, Sample, check_operator_class
 from zvl.protocols import WorkSource
+from zvl.runners import check_runner
 
 if TYPE_CHECKING:
     from zvl.loader import Loader
@@ -25,10 +26,12 @@ __all__ = ["Pipeline", "Placed", "make_operator"]
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """An operator in a pipeline; `parallelism` is how many of its calls may run at once (None: as many as workers)."""
+    """An operator in a pipeline; `parallelism` is how many of its calls may run at once (None: as many as workers),
+    `runner` where they do ("threads", "processes" or "inline"; None: where the loader says)."""
 
     operator: Operator
     parallelism: int | None = None
+    runner: str | None = None
 
 
 class Pipeline:
@@ -62,13 +65,17 @@ class Pipeline:
         self.blocked = None if blocked is None else Path(blocked)
         self.operators = tuple(operators)
 
-    def apply(self, operator: Operator, *, parallelism: int | None = None) -> Pipeline:
-        """Append an operator. `parallelism` changes the speed, never the data."""
+    def apply(self, operator: Operator, *, parallelism: int | None = None, runner: str | None = None) -> Pipeline:
+        """Append an operator. `parallelism` and `runner` change the speed, never the data; see `Placed`."""
         check_operator_class(operator)
         if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
             raise RecipeError(f"expected parallelism of at least 1 for {operator.name}, got {parallelism!r}")
         if parallelism is not None and isinstance(operator, Accumulate):
             raise RecipeError(f"{operator.name} is an Accumulate and runs in order: leave parallelism out")
+        if runner is not None:
+            check_runner(runner)
+            if isinstance(operator, Accumulate):
+                raise RecipeError(f"{operator.name} is an Accumulate and runs in its lane: leave runner out")
         if hasattr(operator, "check_datasets"):
             operator.check_datasets(self.source.names)
         return Pipeline(
@@ -77,20 +84,30 @@ class Pipeline:
             flush_every=self.flush_every,
             batches_per_step=self.batches_per_step,
             blocked=self.blocked,
-            operators=(*self.operators, Placed(operator, parallelism)),
+            operators=(*self.operators, Placed(operator, parallelism, runner)),
         )
 
     def map(
-        self, function: Callable[[Sample], Sample], *, version: int = 0, parallelism: int | None = None
+        self,
+        function: Callable[[Sample], Sample],
+        *,
+        version: int = 0,
+        parallelism: int | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Append `function(sample) -> sample`. Say a new `version` when what it does changes."""
-        return self.apply(FunctionMap(function=function, version=version), parallelism=parallelism)
+        return self.apply(FunctionMap(function=function, version=version), parallelism=parallelism, runner=runner)
 
     def filter(
-        self, function: Callable[[Sample], bool], *, version: int = 0, parallelism: int | None = None
+        self,
+        function: Callable[[Sample], bool],
+        *,
+        version: int = 0,
+        parallelism: int | None = None,
+        runner: str | None = None,
     ) -> Pipeline:
         """Keep the samples for which `function(sample)` is true."""
-        return self.apply(FunctionFilter(function=function, version=version), parallelism=parallelism)
+        return self.apply(FunctionFilter(function=function, version=version), parallelism=parallelism, runner=runner)
 
     def __getattr__(self, name: str) -> Callable[..., Pipeline]:
         if name.startswith("_"):
@@ -100,8 +117,8 @@ class Pipeline:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"no operator is named {name!r}{hint}")
 
-        def method(*args: Any, parallelism: int | None = None, **fields: Any) -> Pipeline:
-            return self.apply(make_operator(name, *args, **fields), parallelism=parallelism)
+        def method(*args: Any, parallelism: int | None = None, runner: str | None = None, **fields: Any) -> Pipeline:
+            return self.apply(make_operator(name, *args, **fields), parallelism=parallelism, runner=runner)
 
         return method
 
@@ -157,38 +174,25 @@ class Pipeline:
         max_bad_fraction: float | None = None,
         max_steps: int | None = None,
         reducer: Callable[[bool], bool] | None = None,
-        isolate: bool = False,
-        share: str | None = None,
-        peers: int | None = None,
-        pin_memory: bool = False,
+        timeout_s: float | None = None,
     ) -> Loader:
-        """One rank's batches. Nothing here can change the data; see `zvl.loader.Loader` for each argument.
-
-        With `isolate`, all work is done in another process, which `share` lets several trainers read from: see
-        `zvl.isolated.IsolatedLoader`, also for `peers` and `pin_memory`.
-        """
-        arguments: dict[str, Any] = {
-            "dp_rank": dp_rank,
-            "dp_size": dp_size,
-            "runner": runner,
-            "workers": workers,
-            "prefetch": prefetch,
-            "max_bytes": max_bytes,
-            "quarantine": None if quarantine is None else Path(quarantine),
-            "max_bad_fraction": max_bad_fraction,
-            "max_steps": max_steps,
-            "reducer": reducer,
-        }
-        if isolate or share is not None:
-            from zvl.isolated import IsolatedLoader
-
-            return IsolatedLoader(self, share=share, peers=peers, pin_memory=pin_memory, **arguments)
-        if pin_memory or peers is not None:
-            name = "pin_memory=True needs isolate=True or share=" if pin_memory else "peers= needs share="
-            raise RecipeError(f"{name}: batches of this process lie in memory of its own")
+        """One rank's batches. Nothing here can change the data; see `zvl.loader.Loader` for each argument."""
         from zvl.loader import Loader
 
-        return Loader(self, **arguments)
+        return Loader(
+            self,
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            runner=runner,
+            workers=workers,
+            prefetch=prefetch,
+            max_bytes=max_bytes,
+            quarantine=None if quarantine is None else Path(quarantine),
+            max_bad_fraction=max_bad_fraction,
+            max_steps=max_steps,
+            reducer=reducer,
+            timeout_s=timeout_s,
+        )
 
 
 _CHANGES_COUNT = Accumulate | FlatMap | FilterMap

@@ -174,6 +174,9 @@ class Runner(Protocol):
 
     workers: int
 
+    remote: bool
+    """Whether calls run in other processes: arguments and results are pickled, so a batch is not split into parts."""
+
     def submit(self, priority: int, call: Callable[..., Any], /, *args: Any) -> Future[Any]:
         """Run ``call(*args)``; among waiting calls the lowest priority number goes first."""
 

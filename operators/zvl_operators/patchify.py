@@ -20,6 +20,7 @@ from zvl.images.pixels import kept_canaries
 from zvl.masking import mask_labels
 from zvl.operator import Map, Operator, RandomMap, Sample, SplitMap
 from zvl.protocols import Filter, Pixels
+from zvl.shared import empty
 from zvl_operators._pixels import apply_pixel_operators, check_codec, check_pixel_operators, decode, probed, resizer
 
 if TYPE_CHECKING:
@@ -117,7 +118,7 @@ class Patchify(SplitMap):
         images = probed(sample)
         owners = _owners(sample, images)
         rows = sum(image.plan.rows for image in images)
-        pixel_values = np.empty((rows, *self.processor.layout.row_shape), dtype=np.uint8)
+        pixel_values = empty((rows, *self.processor.layout.row_shape), np.uint8)
         parts = []
         first = 0
         for image, owner in zip(images, owners, strict=True):

@@ -15,6 +15,7 @@ class InlineRunner:
     """Runs a call when it is submitted. Errors go into the future, as with every runner."""
 
     workers = 1
+    remote = False
 
     def submit(self, priority: int, call: Callable[..., Any], /, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()

@@ -22,6 +22,8 @@ LAST = sys.maxsize
 class ThreadRunner:
     """`workers` threads; `concurrent.futures` has no priorities, and planning must overtake pixels."""
 
+    remote = False
+
     def __init__(self, workers: int, name: str = "zvl-worker") -> None:
         self.workers = workers
         self._calls: queue.PriorityQueue[tuple[int, int, Future[Any] | None, Any, Any]] = queue.PriorityQueue()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
-__all__ = ["available_bytes"]
+__all__ = ["available_bytes", "warn_of_memory"]
 
 
 def available_bytes(root: Path = Path("/")) -> int | None:
@@ -40,3 +41,16 @@ def _number(path: Path) -> int | None:
     except OSError:
         return None
     return int(text) if text.isdigit() else None
+
+
+def warn_of_memory(wanted: int) -> None:
+    """Say before the start that `wanted` bytes of batches in shared memory may not fit, with both numbers."""
+    available = available_bytes()
+    if available is not None and wanted > available:
+        warnings.warn(
+            f"expected memory for {wanted / 1e6:,.0f} MB of batches finished or in the making, got "
+            f"{available / 1e6:,.0f} MB that this process can have (shared memory counts too, the size of /dev/shm "
+            "does not): give fewer workers, a smaller prefetch=, or max_bytes=",
+            RuntimeWarning,
+            stacklevel=2,
+        )

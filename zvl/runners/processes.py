@@ -1,0 +1,358 @@
+"""Worker processes: encoded inputs go over, pixels come back in shared memory.
+
+One thread keeps one worker, which is a Python of its own, started afresh. A worker that dies is replaced, and what it
+was busy with is done again.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import pickle
+import queue
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+from zvl.blocklist import row_of
+from zvl.errors import OperatorError, RecipeError, ZvlError, isolate
+from zvl.nodes import Node
+from zvl.operator import Sample
+from zvl.runners._progress import Progress
+from zvl.runners._settle import attempt
+from zvl.shared.child import ONE_THREAD, Child, start_child, with_main
+from zvl.shared.frames import receive_frame, send_frame
+from zvl.shared.memory import available_bytes
+from zvl.shared.pickling import dumps, heavy_leaves, loads
+from zvl.shared.segments import Inlet
+
+__all__ = ["Known", "ProcessRunner"]
+
+LAST = sys.maxsize
+"""The priority number of the sentinel that ends a keeper: behind everything else."""
+
+DEPTH = 2
+"""Calls that a worker has: one runs, the next lies ready, so that it never waits for this process's interpreter."""
+
+DEATHS, OVERTIMES = 3, 2
+"""How often a call may end its worker, or exceed `timeout_s`, until it is given up."""
+
+STARTS = 3
+"""How often in a row a worker may end before it is ready."""
+
+
+class Known:
+    """What both ends know from the start, and call by number: the pipeline's nodes, and datasets that read late.
+
+    RecipeError for an operator that cannot be pickled.
+    """
+
+    def __init__(self, nodes: Sequence[Node], datasets: Sequence[Any] = ()) -> None:
+        for node in nodes:
+            with isolate(partial(_unpicklable, node)):
+                pickle.dumps(node)
+        self.values = (*nodes, *datasets)
+        self.packed = with_main(pickle.dumps(self.values, protocol=5))
+        self.names = {id(value): name for name, value in enumerate(self.values)}
+
+
+def _unpicklable(node: Node, error: Exception) -> RecipeError:
+    return RecipeError(
+        f"operator {node.name!r}: expected one that can be sent to a worker process, got {type(error).__name__}: "
+        f"{error}; use a function that stands at the top of a module (no lambda, nothing nested) and plain values as "
+        'fields, or run this operator with runner="threads"'
+    )
+
+
+class _Call:
+    """A call on its way, and how often it went wrong."""
+
+    def __init__(self, future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        self.future, self.call, self.args = future, call, args
+        self.leaves: list[Any] = []
+        """What the worker may name instead of sending it back."""
+        self.body = b""
+        self.deaths = self.overtimes = 0
+
+    def pack(self, known: Known) -> ZvlError | None:
+        """Pickle it; an error if that cannot be."""
+        self.leaves = [*heavy_leaves(self.args)]
+        body, error = attempt(dumps, ((self.call, self.args), known.names), partial(_cannot_send, self))
+        self.body = body or b""
+        return error
+
+    def settle(self, result: Any, error: ZvlError | None) -> None:
+        if self.future.set_running_or_notify_cancel():
+            if error is None:
+                self.future.set_result(result)
+            else:
+                self.future.set_exception(error)
+
+    def samples(self) -> list[Any]:
+        """The samples among its arguments."""
+        found = [one for arg in self.args for one in (arg if isinstance(arg, list) else [arg])]
+        return [one for one in found if isinstance(one, dict)]
+
+
+def _cannot_send(call: _Call, error: Exception) -> ZvlError:
+    keys = ", ".join(str(sample.get("__key__")) for sample in call.samples())
+    return ZvlError(
+        f"expected samples that can be sent to a worker process, got {type(error).__name__}: {error}; samples: {keys}. "
+        'Put plain values and arrays into samples, or use runner="threads"'
+    )
+
+
+class ProcessRunner:
+    """`workers` processes. Shared memory for their results is bounded by half of what the system has to give."""
+
+    remote = True
+
+    def __init__(self, workers: int, known: Known, timeout_s: float | None = None) -> None:
+        self.workers = workers
+        self.known = known
+        self.timeout_s = timeout_s
+        half = (available_bytes() or 2 << 30) // 2
+        self.setup = pickle.dumps((half // workers, known.packed))
+        self.closing = False
+        self.restarts = 0
+        """Workers that were replaced."""
+        self._calls: queue.PriorityQueue[tuple[int, int, _Call | None]] = queue.PriorityQueue()
+        self._ticket = itertools.count()
+        self._idle = 0
+        self._lock = threading.Lock()
+        self._keepers = [_Keeper(self, number) for number in range(workers)]
+
+    def submit(self, priority: int, call: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        if self.closing:
+            future.cancel()
+        else:
+            self._calls.put((priority, next(self._ticket), _Call(future, call, args)))
+        return future
+
+    def take(self, wait: bool) -> _Call | None:
+        """The most urgent waiting call; None if there is none, or the end has come.
+
+        A keeper that does not wait leaves as many calls as there are others that do.
+        """
+        if not wait and self._calls.qsize() <= self._idle:
+            return None
+        with self._lock:
+            self._idle += wait
+        try:
+            call = self._calls.get(wait)[2]
+        except queue.Empty:
+            return None
+        finally:
+            with self._lock:
+                self._idle -= wait
+        if call is not None and self.closing:
+            call.future.cancel()
+        if self.closing:
+            self._put_end()
+            return None
+        return call
+
+    def _put_end(self) -> None:
+        """What wakes a keeper that waits."""
+        self._calls.put((LAST, next(self._ticket), None))
+
+    def close(self) -> None:
+        """Kill the workers and end their keepers; calls that are not done are cancelled."""
+        self.closing = True
+        self._put_end()
+        for keeper in self._keepers:
+            keeper.kill()
+        for keeper in self._keepers:
+            keeper.thread.join()
+        while not self._calls.empty():
+            if (call := self._calls.get()[2]) is not None:
+                call.future.cancel()
+
+
+class _Worker:
+    """One process, ready for calls. Raises ConnectionError where it ends before, ZvlError where it cannot begin."""
+
+    def __init__(self, setup: bytes, began: Callable[[Child], None]) -> None:
+        self.child = start_child("zvl.runners._worker:serve", ONE_THREAD)
+        began(self.child)
+        send_frame(self.child.sock, setup)
+        frame = receive_frame(self.child.sock)
+        if frame is None:
+            raise ConnectionError(_how_it_ended(self.child))
+        span, error = loads(frame[0], {}.get)
+        ring, progress = frame[1]
+        self._released: deque[int] = deque()
+        self._inlet = Inlet(ring, span, self._released.append)
+        self.progress = Progress(progress)
+        os.close(ring)
+        os.close(progress)
+        if error is not None:
+            raise error
+
+    def send(self, call: _Call) -> None:
+        """Give it a call. If it is gone, `receive` will tell."""
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        with suppress(ConnectionError):
+            send_frame(self.child.sock, pickle.dumps((released, call.deaths + call.overtimes > 0)))
+            send_frame(self.child.sock, call.body)
+
+    def receive(self, deadline: float | None) -> bytearray | None:
+        """The next outcome; None if the worker is gone. TimeoutError behind `deadline` of ``time.monotonic``."""
+        if deadline is not None:
+            left = max(0.0, deadline - time.monotonic())
+            if not select.select([self.child.sock], [], [], left)[0]:
+                raise TimeoutError
+        frame = receive_frame(self.child.sock)
+        return None if frame is None else frame[0]
+
+    def outcome(self, data: bytearray, call: _Call, known: Known) -> tuple[Any, ZvlError | None]:
+        """(result, error) from what was received."""
+        first = len(known.values)
+
+        def resolve(name: int) -> Any:
+            return known.values[name] if name < first else call.leaves[name - first]
+
+        pair, error = attempt(self._inlet.unpack, (data, resolve))
+        return pair if error is None else (None, error)
+
+
+class _Keeper:
+    """A thread that keeps one worker alive and busy."""
+
+    def __init__(self, pool: ProcessRunner, number: int) -> None:
+        self._pool = pool
+        self._child: Child | None = None
+        self._calls: deque[_Call] = deque()
+        """Not answered yet; the worker has them, the first one runs."""
+        self.thread = threading.Thread(target=self._keep, name=f"zvl-keeper-{number}", daemon=True)
+        self.thread.start()
+
+    def kill(self) -> None:
+        """From another thread, once the pool is closing."""
+        if (child := self._child) is not None:
+            child.process.kill()
+
+    def _keep(self) -> None:
+        _, error = attempt(self._replace_workers, ())
+        while (call := self._calls.popleft() if self._calls else self._pool.take(wait=True)) is not None:
+            if self._pool.closing or error is None:
+                call.future.cancel()
+            else:
+                call.settle(None, error)
+
+    def _replace_workers(self) -> None:
+        """One worker after another. Returns when the pool closes; raises where none can begin."""
+        starts = 0
+        while not self._pool.closing:
+            try:
+                worker = _Worker(self._pool.setup, self._began)
+                starts = 0
+                self._feed(worker)
+            except ConnectionError as error:
+                starts += 1
+                if starts == STARTS and not self._pool.closing:
+                    raise _no_start(error) from error
+            finally:
+                child, self._child = self._child, None
+                if child is not None:
+                    child.kill()
+            self._pool.restarts += not self._pool.closing
+
+    def _began(self, child: Child) -> None:
+        self._child = child
+        if self._pool.closing:
+            self.kill()
+
+    def _feed(self, worker: _Worker) -> None:
+        """Give a worker calls until it is gone, or the pool closes."""
+        calls, known, limit = self._calls, self._pool.known, self._pool.timeout_s
+        given = 0
+        begun = time.monotonic()
+        while self._gather():
+            if not given:
+                if worker.child.process.poll() is not None:  # it ended while it had nothing to do
+                    return
+                begun = time.monotonic()
+            for call in itertools.islice(calls, given, None):
+                worker.send(call)
+            given = len(calls)
+            try:
+                data = worker.receive(None if limit is None else begun + limit)
+            except TimeoutError:
+                calls[0].overtimes += 1
+                self._check(worker, f"ran for more than timeout_s={limit:g} s, {OVERTIMES} times")
+                return
+            if self._pool.closing:
+                return
+            if data is None:
+                calls[0].deaths += 1
+                how = _how_it_ended(worker.child)
+                self._check(worker, f"ended its worker process {DEATHS} times; the last one: {how}")
+                return
+            begun = time.monotonic()
+            given -= 1
+            call = calls.popleft()
+            call.settle(*worker.outcome(data, call, known))
+            del call, data  # a keeper that waits must not keep a batch alive
+
+    def _gather(self) -> bool:
+        """Have calls to give, up to DEPTH; waits for the first. False when the pool closes."""
+        while len(self._calls) < DEPTH and (call := self._pool.take(wait=not self._calls)) is not None:
+            if error := call.pack(self._pool.known):
+                call.settle(None, error)
+            else:
+                self._calls.append(call)
+        return bool(self._calls) and not self._pool.closing
+
+    def _check(self, worker: _Worker, what: str) -> None:
+        """Give up the call that ran, if it went wrong too often; else the next worker does it again."""
+        call = self._calls[0]
+        if call.deaths == DEATHS or call.overtimes == OVERTIMES:
+            self._calls.popleft().settle(None, _given_up(call, *worker.progress.read(), what))
+
+
+def _how_it_ended(child: Child) -> str:
+    """Of a child that has closed its end of the socket."""
+    try:
+        status = child.process.wait(5)
+    except subprocess.TimeoutExpired:
+        return "it closed its connection"
+    return f"exit status {status}" if status >= 0 else f"killed by signal {-status} ({signal.strsignal(-status)})"
+
+
+def _no_start(error: Exception) -> ZvlError:
+    return ZvlError(
+        f"worker processes end before they are ready, {STARTS} times in a row; the last one: {error}. Look at what "
+        "they print; is there enough memory?"
+    )
+
+
+def _given_up(call: _Call, operator: str, key: str, what: str) -> OperatorError:
+    """The error for a call that is at fault itself: it is never masked or dropped, since that would be timing."""
+    samples = call.samples()
+    operator = operator or "unknown"
+    key = key or str(samples[0].get("__key__") if samples else "unknown")
+    detail = f"it {what}. Nothing is dropped for that, since it may be chance and batches must not depend on it. "
+    rows = [row_of(key)[0]] if "#" in key else _rows(samples)
+    if len(rows) == 1:
+        detail += f"If this row is the cause, block it: zvl quarantine add {rows[0]}"
+    elif rows:
+        detail += f"If one of its rows is the cause, block that: zvl quarantine add KEY, KEY being {' or '.join(rows)}"
+    return OperatorError(operator, key, detail)
+
+
+def _rows(samples: Sequence[Sample]) -> list[str]:
+    """The rows behind batches."""
+    segments = [of_row for sample in samples for of_row in sample.get("segments", ())]
+    keys = [segment.key for of_row in segments for segment in of_row]
+    return [*dict.fromkeys(row_of(key)[0] for key in keys)]
