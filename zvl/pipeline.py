@@ -175,24 +175,39 @@ class Pipeline:
         max_steps: int | None = None,
         reducer: Callable[[bool], bool] | None = None,
         timeout_s: float | None = None,
+        isolate: bool = False,
+        share: str | None = None,
+        peers: int | None = None,
+        pin_memory: bool = False,
     ) -> Loader:
-        """One rank's batches. Nothing here can change the data; see `zvl.loader.Loader` for each argument."""
+        """One rank's batches. Nothing here can change the data; see `zvl.loader.Loader` for each argument.
+
+        With `isolate`, all work is done in another process, which `share` lets several trainers read from: see
+        `zvl.isolated.IsolatedLoader`, also for `peers` and `pin_memory`.
+        """
+        arguments: dict[str, Any] = {
+            "dp_rank": dp_rank,
+            "dp_size": dp_size,
+            "runner": runner,
+            "workers": workers,
+            "prefetch": prefetch,
+            "max_bytes": max_bytes,
+            "quarantine": None if quarantine is None else Path(quarantine),
+            "max_bad_fraction": max_bad_fraction,
+            "max_steps": max_steps,
+            "reducer": reducer,
+            "timeout_s": timeout_s,
+        }
+        if isolate or share is not None:
+            from zvl.isolated import IsolatedLoader
+
+            return IsolatedLoader(self, share=share, peers=peers, pin_memory=pin_memory, **arguments)
+        if pin_memory or peers is not None:
+            name = "pin_memory=True needs isolate=True or share=" if pin_memory else "peers= needs share="
+            raise RecipeError(f"{name}: batches of this process lie in memory of its own")
         from zvl.loader import Loader
 
-        return Loader(
-            self,
-            dp_rank=dp_rank,
-            dp_size=dp_size,
-            runner=runner,
-            workers=workers,
-            prefetch=prefetch,
-            max_bytes=max_bytes,
-            quarantine=None if quarantine is None else Path(quarantine),
-            max_bad_fraction=max_bad_fraction,
-            max_steps=max_steps,
-            reducer=reducer,
-            timeout_s=timeout_s,
-        )
+        return Loader(self, **arguments)
 
 
 _CHANGES_COUNT = Accumulate | FlatMap | FilterMap
