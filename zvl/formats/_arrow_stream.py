@@ -21,6 +21,9 @@ __all__ = ["index_stream"]
 
 SCHEMA, DICTIONARY, BATCH = 1, 2, 3
 MARK = b"\xff\xff\xff\xff"
+HEAD_READ = 4096
+"""Bytes that hold most heads."""
+
 HEAD_LIMIT = 64 << 20
 """Bytes of a message's head: more is damage."""
 
@@ -61,15 +64,15 @@ def index_stream(file: File) -> tuple[int, dict[str, npt.NDArray[Any]]]:
 
 
 def _read_head(file: File, at: int, end: int) -> bytes:
-    """The flatbuffer of the message at `at`; empty at the mark that ends the stream."""
-    mark = file.read(at, 8) if at + 8 <= end else b""
-    length = int.from_bytes(mark[4:], "little", signed=True)
-    if mark[:4] != MARK or not 0 <= length <= min(HEAD_LIMIT, end - at - 8):
+    """The flatbuffer of the message at `at`, by one read where it is short; empty at the mark that ends the stream."""
+    data = file.read(at, min(HEAD_READ, end - at)) if at + 8 <= end else b""
+    length = int.from_bytes(data[4:8], "little", signed=True)
+    if data[:4] != MARK or not 0 <= length <= min(HEAD_LIMIT, end - at - 8):
         raise StorageError(
-            f"{file.path}: expected an Arrow stream's message at byte {at}, got {mark.hex() or 'the end'}; "
+            f"{file.path}: expected an Arrow stream's message at byte {at}, got {data[:8].hex() or 'the end'}; "
             "copy the file anew"
         )
-    return file.read(at + 8, length)
+    return data[8 : 8 + length] if 8 + length <= len(data) else file.read(at + 8, length)
 
 
 def _parse(head: bytes, path: str, at: int) -> tuple[int, int, int]:

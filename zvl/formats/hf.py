@@ -16,7 +16,7 @@ from zvl.formats._held import CACHE_BYTES, Held, cache_limit, nbytes, one
 from zvl.formats._index import Kind, Shards
 from zvl.formats._optional import optional
 from zvl.paths import absolute
-from zvl.storage import File, store_for
+from zvl.storage import File, read_object
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -60,7 +60,7 @@ class Hf(Columns):
         self._batches: Held[pa.Table] = Held(self.cache_bytes, nbytes)
         self.folder = _split_folder(absolute(path).rstrip("/"), split)
         names = _data_files(self.folder)
-        self._shards = Shards(self.folder, Kind("hf", 1, names, index_stream))
+        self._shards = Shards(_pattern(self.folder, names), Kind("hf", 1, names, index_stream))
         if self._shards.names != names:
             missing = sorted(set(names) - set(self._shards.names))
             raise StorageError(f"{self.folder}/{STATE} lists {', '.join(missing)}, which is not there; copy it there")
@@ -173,17 +173,17 @@ def _data_files(folder: str) -> tuple[str, ...]:
     return names
 
 
+def _pattern(folder: str, names: Sequence[str]) -> str:
+    """What a store finds the files by; folders on web servers cannot be listed."""
+    if folder.startswith(("http://", "https://")) and names:
+        return f"{folder}/{{{','.join(names)}}}" if len(names) > 1 else f"{folder}/{names[0]}"
+    return folder
+
+
 def _read_json(path: str) -> Any:
     """The JSON of a small file; None where there is no such file."""
-    store = store_for(path)
+    data = read_object(path)
     try:
-        if "://" not in path and not os.path.lexists(path):
-            return None
-        with store.open(path) as file:
-            data = file.read(0, file.state().size)
-    finally:
-        store.close()
-    try:
-        return json.loads(data)
+        return None if data is None else json.loads(data)
     except (ValueError, RecursionError) as error:
         raise StorageError(f"{path}: expected JSON in UTF-8: {error}; copy the file anew") from error

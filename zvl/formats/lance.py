@@ -21,13 +21,14 @@ from zvl.formats._index import Stamp
 from zvl.formats._optional import optional
 from zvl.hashing import hash_text
 from zvl.paths import absolute
-from zvl.storage import store_for
 
 __all__ = ["Lance"]
 
 SUFFIX = ".lance"
 VERSIONS = "_versions"
 PROBED_ROWS = 16
+SCHEMES = ("s3", "gs", "az", "hf")
+ENDPOINTS = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "GOOGLE_BASE_URL", "AZURE_STORAGE_ENDPOINT")
 READING = 1
 """Counts the ways in which rows and pictures were read, see Stamp."""
 PLACE_IN_RUST = re.compile(r", /\S+\.rs:\d+:\d+")
@@ -68,6 +69,7 @@ class Lance(Columns):
 
     Blob columns become bytes, and so do Hugging Face's image structs; `image` becomes `images`, and a `messages` that
     is text is parsed as JSON. A row comes back as BadData("json"), or ("missing") for an image whose file is absent.
+    URLs (s3, gs, az, hf) are read by pylance's own stores, with the credentials of the environment or the usual files.
     pylance does not work in forked processes: those that read are to be spawned.
     """
 
@@ -76,8 +78,12 @@ class Lance(Columns):
             raise RecipeError(f"expected version to be a whole number from 1, got {version!r}")
         self.on_error = on_error
         self.root = absolute(path).rstrip("/")
-        if "://" in self.root:
-            store_for(self.root)  # which schemes work is said in one place
+        scheme = self.root.partition("://")[0]
+        if scheme != self.root and scheme not in SCHEMES:
+            raise RecipeError(
+                f"pylance reads local folders and {', '.join(f'{name}://' for name in SCHEMES)}, got {self.root!r}; "
+                "copy the folder to one of those"
+            )
         opened = _open(self.root, version)
         self.version = int(opened.dataset.version)
         self._pieces = opened.pieces
@@ -167,7 +173,7 @@ class Lance(Columns):
 def _open(root: str, version: int | None) -> Opened:
     lance = optional("lance", "lance", "the format lance")
     with _lance_errors(f"cannot open {root} as a Lance dataset", "expected the folder that holds _versions, undamaged"):
-        dataset = lance.dataset(root)
+        dataset = lance.dataset(root, storage_options=_storage_options())
     if version is not None and dataset.version != version:
         with _lance_errors(f"{root}: cannot list its versions", "copy the folder anew"):
             versions = [entry["version"] for entry in dataset.versions()]
@@ -177,9 +183,15 @@ def _open(root: str, version: int | None) -> Opened:
                 "name one of these, and a tag in Lance keeps a version from being cleaned up"
             )
         with _lance_errors(f"cannot open version {version} of {root}", "copy the folder anew"):
-            dataset = lance.dataset(root, version=version)
+            dataset = lance.dataset(root, version=version, storage_options=_storage_options())
     with _lance_errors(f"{root}: cannot read the manifest of version {dataset.version}", "copy the folder anew"):
         return _describe(dataset)
+
+
+def _storage_options() -> dict[str, str] | None:
+    """All else pylance finds in the environment; but it takes a server without TLS only where that is said twice."""
+    plain = any(os.environ.get(name, "").startswith("http://") for name in ENDPOINTS)
+    return {"allow_http": "true"} if plain else None
 
 
 def _describe(dataset: Any) -> Opened:

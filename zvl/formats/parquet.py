@@ -171,7 +171,7 @@ def _read_group(file: File, footer: Any, group: int, columns: Sequence[str] | No
         spans = _spans(footer.row_group(group), columns)
         known = dict(zip([start for start, _ in spans], read_ranges(file, spans), strict=True))
     with arrow_errors(file.path, "Parquet"):
-        reader = _parquet().ParquetFile(RangeFile(file, known=known), metadata=footer)
+        reader = _parquet().ParquetFile(RangeFile(file, known=known), metadata=footer, pre_buffer=False)
         return reader.read_row_group(group, columns=names, use_threads=False)
 
 
