@@ -9,6 +9,7 @@ from typing import Any
 
 from zvl.engine import Delivery, Events, StepStart
 from zvl.errors import RecipeError, ZvlError, isolate
+from zvl.explain import memory
 from zvl.isolation.messages import Position, Setup
 from zvl.isolation.pinning import cuda_or_warn
 from zvl.isolation.remote import Died, Remote
@@ -16,6 +17,7 @@ from zvl.ledger import Ledger
 from zvl.loader import Loader
 from zvl.pipeline import Pipeline
 from zvl.shared.child import with_main
+from zvl.shared.memory import warn_of_memory
 
 __all__ = ["IsolatedLoader"]
 
@@ -56,9 +58,8 @@ class IsolatedLoader(Loader):
             None if share is None else (share, self._dp[0]),
             cuda,
         )
+        self._max_bad_fraction = arguments["max_bad_fraction"]
         weakref.finalize(self, Remote.close, self._remote)
-        if not self._remote.began_it:  # the first peer writes the ledger for all
-            self._ledger = Ledger(None, arguments["max_bad_fraction"])
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, accept: str = "") -> None:
         super().load_state_dict(state, accept=accept)
@@ -74,10 +75,13 @@ class IsolatedLoader(Loader):
         self._remote.close()
 
     def _open(self) -> Events:
+        warn_of_memory(memory(self.pipeline, dp_size=self._dp[1], workers=self._workers).batches)
         try:
             self._remote.begin(self._position())
         except Died as death:
             self._remote.replace(death, self._position())
+        if not self._remote.began_it:  # the first peer writes the ledger for all
+            self._ledger = Ledger(None, self._max_bad_fraction)
         return self._remote
 
     def _take(self) -> Delivery | StepStart:

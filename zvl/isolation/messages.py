@@ -3,7 +3,8 @@
 Who starts the process sends it a `Setup`. A trainer sends a `Position` first and gets a `Welcome`, with the descriptor
 of the shared file, or an error; then events come, as ``(event, engine's peak_bytes)``. A Delivery comes as a tuple
 ``(fields of Planned, step, sample)``, since every class costs the trainer some microseconds; its sample is None where
-it is skipped. Meanwhile the trainer sends ``(batches taken so far, segments let go of)`` with every `take`, and `Skip`.
+it is skipped. Meanwhile the trainer sends ``(batches taken so far, segments let go of)`` with every `take`, and `Skip`,
+and at last `Bye`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple
 from zvl.blocklist import BlockList
 from zvl.checkpoint import Identity
 
-__all__ = ["Position", "Setup", "Skip", "Welcome"]
+__all__ = ["Bye", "Position", "Setup", "Skip", "Welcome"]
 
 
 class Setup(NamedTuple):
@@ -54,3 +55,9 @@ class Skip(NamedTuple):
     """The trainer does not want the steps before this one."""
 
     step: int
+
+
+class Bye(NamedTuple):
+    """The trainer ends its loader, but may go on using what it has got: all but these segments."""
+
+    released: list[int]

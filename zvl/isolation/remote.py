@@ -7,6 +7,7 @@ import pickle
 import signal
 import socket
 import subprocess
+import threading
 from collections import deque
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,7 +18,7 @@ from zvl.elements import Planned
 from zvl.engine import Delivery, Failure, StepStart
 from zvl.errors import ZvlError
 from zvl.isolation.meeting import address, join
-from zvl.isolation.messages import Position, Setup, Skip
+from zvl.isolation.messages import Bye, Position, Setup, Skip
 from zvl.isolation.pinning import Pins
 from zvl.shared.child import ONE_THREAD, start_child
 from zvl.shared.frames import receive_frame, send_frame
@@ -51,7 +52,8 @@ class Link(NamedTuple):
 
 def _link(setup: bytes) -> Link:
     """Start a loader's process for this trainer alone."""
-    child = start_child(SERVER, ONE_THREAD)
+    # The system would kill it with the thread that starts it; the main one lives as long as this process.
+    child = start_child(SERVER, ONE_THREAD, outlives=threading.current_thread() is not threading.main_thread())
     send_frame(child.sock, setup)
     return Link(child.sock, child.process)
 
@@ -195,6 +197,7 @@ class Remote:
         if self._closed:
             return
         self._closed = True
+        self._tell(Bye(self._drained()))
         self._disconnect()
         child = self._link.child
         _lingering[:] = [one for one in _lingering if one.poll() is None]

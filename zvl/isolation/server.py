@@ -15,7 +15,7 @@ from zvl import shared
 from zvl.batch import with_loss_tokens
 from zvl.engine import Delivery, Events, Failure
 from zvl.errors import StateError, ZvlError, isolate
-from zvl.isolation.messages import Position, Setup, Skip, Welcome
+from zvl.isolation.messages import Bye, Position, Setup, Skip, Welcome
 from zvl.loader import Loader
 from zvl.shared.child import load_here
 from zvl.shared.frames import receive_frame, send_frame
@@ -41,6 +41,7 @@ class Peer:
         self.outlet: Outlet | None = None
         """Its hold on the ring, once it was let in."""
         self.sent = self.taken = self.skip_to = 0
+        self.said_bye = False
 
     def send(self, payload: bytes, fds: Sequence[int] = ()) -> None:
         with suppress(OSError):  # it has died: its thread hears of that
@@ -197,15 +198,15 @@ class Server:
                 self._changed.notify_all()
         with self._changed:
             self._peers.remove(peer)
-            if peer.outlet is not None:
-                peer.outlet.close()
+            if peer.outlet is not None and not peer.said_bye:
+                peer.outlet.close()  # it has died; one that ended may still use its tensors
             self._skip()
             self._closing = nobody = not self._peers
             self._changed.notify_all()
         if nobody and not self._done.wait(LAST_WORDS_S):
             os._exit(0)  # the engine is busy with what nobody wants any more
 
-    def _heed(self, peer: Peer, said: Position | Skip | tuple[int, list[int]]) -> None:
+    def _heed(self, peer: Peer, said: Position | Skip | Bye | tuple[int, list[int]]) -> None:
         if isinstance(said, Position):
             peer.position = said
             self._joining.append(peer)
@@ -213,7 +214,11 @@ class Server:
             peer.skip_to = said.step
             self._skip()
         else:
-            peer.taken, released = said
+            if isinstance(said, Bye):
+                peer.said_bye = True
+                released = said.released
+            else:
+                peer.taken, released = said
             if peer.outlet is not None:
                 peer.outlet.release(released)
 
