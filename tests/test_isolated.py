@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import signal
 import subprocess
@@ -14,10 +15,13 @@ from typing import Any
 
 import pytest
 from isolation_pipelines import decoded, endless, eventually, gone, hashes, pipeline
+from typer.testing import CliRunner
 
 import zvl
+from zvl.cli import app
 from zvl.isolated import IsolatedLoader
 from zvl.loader import Loader
+from zvl.verify import verify
 
 
 def expected(pipe: zvl.Pipeline, count: int | None = None, **arguments: Any) -> list[tuple[str, dict[str, Any]]]:
@@ -259,3 +263,43 @@ def test_it_is_a_loader() -> None:
     assert isinstance(loader, Loader)
     loader.close()
     loader.close()
+
+
+def test_verify_compares_isolated_loaders_too() -> None:
+    report = verify(
+        endless(), steps=5, dp_sizes=(1,), workers=(2,), runners=("threads",), isolate=(False, True), resume_at=2
+    )
+    assert report.differences == []
+    assert report.configurations == 3, "here, isolated, and isolated and resumed"
+
+
+RECIPE = """\
+lanes = 2
+chunk_rows = 8
+[[dataset]]
+name = "docs"
+path = "docs.jsonl"
+[[operator]]
+use = "batch"
+size = 3
+"""
+
+
+def test_the_command_line_isolates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ZVL_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    Path("docs.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in range(96)))
+    Path("a.toml").write_text(RECIPE)
+
+    def zvl(*arguments: str) -> Any:
+        return CliRunner().invoke(app, [*arguments])
+
+    ran = zvl("run", "a.toml", "--isolate", "--steps", "4", "--json", "--workers", "1")
+    assert json.loads(ran.stdout)["batches"] == 8
+    options = ("--steps", "3", "--dp-sizes", "1", "--workers", "1", "--runners", "threads", "--json")
+    compared = zvl("verify", "a.toml", "--isolate", "both", *options)
+    assert compared.exit_code == 0, compared.output
+    assert json.loads(compared.stdout)["configurations"] == 2
+    refused = zvl("verify", "a.toml", "--isolate", "maybe")
+    assert refused.exit_code == 2
+    assert "expected no, yes or both, got 'maybe'" in refused.output

@@ -241,6 +241,8 @@ class Loader:
         self._ledger.close()
 
     def _start(self) -> Events:
+        import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
+
         compare_pixels(self._identity.pixels, *self._dp)
         compare_block_lists(self._blocks.hash(self._blocks.version), *self._dp)
         self._engine = self._open()
@@ -249,8 +251,6 @@ class Loader:
 
     def _open(self) -> Events:
         """Start what gives the events from this loader's state on."""
-        import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
-
         from zvl.explain import memory
 
         pipeline = self.pipeline

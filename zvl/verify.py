@@ -20,12 +20,14 @@ class Configuration:
     dp_size: int = 1
     runner: str = "inline"
     workers: int = 1
+    isolate: bool = False
     resume_at: int | None = None
     """Stop before this step and go on from the saved states."""
     resume_dp_size: int = 1
 
     def __str__(self) -> str:
         text = f"dp_size={self.dp_size}, runner={self.runner}, workers={self.workers}"
+        text += ", isolated" if self.isolate else ""
         if self.resume_at is not None:
             text += f", resumed at step {self.resume_at} with dp_size={self.resume_dp_size}"
         return text
@@ -92,7 +94,13 @@ def _run_rank(
     reducer: Callable[[bool], bool],
 ) -> tuple[list[BatchDigest], Any]:
     with pipeline.loader(
-        dp_rank=rank, dp_size=dp_size, runner=way.runner, workers=way.workers, max_steps=stop, reducer=reducer
+        dp_rank=rank,
+        dp_size=dp_size,
+        runner=way.runner,
+        workers=way.workers,
+        max_steps=stop,
+        reducer=reducer,
+        isolate=way.isolate,
     ) as loader:
         if states is not None:
             loader.load_state_dict(states)
@@ -111,13 +119,15 @@ def verify(
     dp_sizes: Sequence[int] = (1, 2),
     workers: Sequence[int] = (1, 2),
     runners: Sequence[str] = ("inline", "threads"),
+    isolate: Sequence[bool] = (False,),
     resume_at: int | None = None,
     progress: Callable[[Configuration], None] = lambda way: None,
 ) -> Report:
     """Deliver `steps` steps in all of `ways_to_run` and compare; `progress` is called before each."""
     expected: list[BatchDigest] | None = None
     report = Report(steps=[])
-    for way in ways_to_run(dp_sizes=dp_sizes, workers=workers, runners=runners, resume_at=resume_at):
+    ways = ways_to_run(dp_sizes=dp_sizes, workers=workers, runners=runners, isolate=isolate, resume_at=resume_at)
+    for way in ways:
         progress(way)
         got = deliver(pipeline, way, steps)
         report.configurations += 1
@@ -132,12 +142,17 @@ def verify(
 
 
 def ways_to_run(
-    *, dp_sizes: Sequence[int], workers: Sequence[int], runners: Sequence[str], resume_at: int | None
+    *,
+    dp_sizes: Sequence[int],
+    workers: Sequence[int],
+    runners: Sequence[str],
+    isolate: Sequence[bool] = (False,),
+    resume_at: int | None,
 ) -> list[Configuration]:
     """Every combination; with `resume_at`, also stopped there and resumed on other ranks."""
     ways = [
-        Configuration(dp_size=dp_size, runner=runner, workers=count)
-        for dp_size, runner, count in product(dp_sizes, runners, workers)
+        Configuration(dp_size=dp_size, runner=runner, workers=count, isolate=apart)
+        for apart, dp_size, runner, count in product(isolate, dp_sizes, runners, workers)
         if runner != "inline" or count == workers[0]
     ]
     if resume_at is not None:
@@ -146,6 +161,7 @@ def ways_to_run(
                 dp_size=dp_size,
                 runner=runners[-1],
                 workers=workers[-1],
+                isolate=isolate[-1],
                 resume_at=resume_at,
                 resume_dp_size=dp_sizes[(place + 1) % len(dp_sizes)],
             )

@@ -31,8 +31,11 @@ def run(
     ] = None,
     dp_rank: Annotated[int, typer.Option(min=0, metavar="R", help="Which data-parallel rank this is.")] = 0,
     dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks share the lanes.")] = 1,
-    runner: Annotated[str, typer.Option(metavar="NAME", help="Where operators run: threads or inline.")] = "threads",
+    runner: Annotated[
+        str, typer.Option(metavar="NAME", help="Where operators run: threads, processes, inline.")
+    ] = "threads",
     workers: Workers = None,
+    isolate: Annotated[bool, typer.Option("--isolate", help="Run the loader in a process of its own.")] = False,
     prefetch: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Batches finished or in the making ahead.")
     ] = None,
@@ -68,6 +71,7 @@ def run(
         quarantine=quarantine,
         max_bad_fraction=max_bad_fraction,
         max_steps=steps,
+        isolate=isolate,
     ) as loader:
         if resume:
             states = load_states(resume)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from zvl.verify import Report
 
 __all__ = ["verify"]
+
+ISOLATE = {"no": (False,), "yes": (True,), "both": (False, True)}
 
 
 def verify(
@@ -29,6 +31,9 @@ def verify(
     ] = None,
     workers: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of workers.")] = "1,3",
     runners: Annotated[str, typer.Option(metavar="NAME,...", help="Runners.")] = "inline,threads",
+    isolate: Annotated[
+        str, typer.Option(metavar="WORD", help="no, yes, or both: the loader in a process of its own.")
+    ] = "no",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Check that a recipe gives the same batches in every way of running it. Exit status 1 if it does not."""
@@ -36,13 +41,21 @@ def verify(
 
     if resume_at is not None and resume_at >= steps:
         raise typer.BadParameter(f"expected a step in 1..{steps - 1}, before the end", param_hint="--resume-at")
+    if isolate not in ISOLATE:
+        raise typer.BadParameter(f"expected no, yes or both, got {isolate!r}", param_hint="--isolate")
     pipeline = load_recipe(recipe)
     if dp_sizes is None:
         sizes = [size for size in (1, 2, 4, 8) if pipeline.lanes % size == 0]
     else:
         sizes = integers(dp_sizes, "--dp-sizes")
     report = _compare(
-        pipeline, sizes, steps, resume_at, integers(workers, "--workers"), words(runners, "--runners", "runner")
+        pipeline,
+        steps,
+        dp_sizes=sizes,
+        workers=integers(workers, "--workers"),
+        runners=words(runners, "--runners", "runner"),
+        isolate=ISOLATE[isolate],
+        resume_at=resume_at,
     )
     if as_json:
         typer.echo(json.dumps(report.to_json()))
@@ -52,23 +65,17 @@ def verify(
         raise typer.Exit(1)
 
 
-def _compare(
-    pipeline: Pipeline, dp_sizes: list[int], steps: int, resume_at: int | None, workers: list[int], runners: list[str]
-) -> Report:
+def _compare(pipeline: Pipeline, steps: int, **ways: Any) -> Report:
     from zvl.verify import verify as compare
     from zvl.verify import ways_to_run
 
-    count = len(ways_to_run(dp_sizes=dp_sizes, workers=workers, runners=runners, resume_at=resume_at))
     with progress() as bars:
-        task = bars.add_task("comparing", total=count, completed=-1, note="")
+        task = bars.add_task("comparing", total=len(ways_to_run(**ways)), completed=-1, note="")
         return compare(
             pipeline,
             steps=steps,
-            dp_sizes=dp_sizes,
-            workers=workers,
-            runners=runners,
-            resume_at=resume_at,
             progress=lambda way: bars.update(task, advance=1, note=str(way)),
+            **ways,
         )
 
 

@@ -55,7 +55,8 @@ class Served(Loader):
         self._blocks, self._identity = position.blocks, position.identity
         self.load_state_dict(position.state, **position.options)
         self._skip_to = position.skip_to
-        return self._start()
+        self._engine = self._open()  # without torch, a second to load: its threads are held at one by the environment
+        return self._engine
 
 
 class Server:
