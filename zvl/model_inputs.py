@@ -19,12 +19,13 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from zvl.errors import RecipeError
+from zvl.layouts._two_way import additive_mask
 from zvl.protocols import Layout
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Isolation", "model_inputs", "text_positions"]
+__all__ = ["Isolation", "lengths", "model_inputs", "text_positions"]
 
 Isolation = Literal["positions", "mask", "varlen"]
 
@@ -90,6 +91,20 @@ def text_positions(segment_ids: torch.Tensor) -> torch.Tensor:
     return place - start
 
 
+def lengths(batch: Mapping[str, Any], device: Any = None) -> dict[str, Any]:
+    """The samples' borders in the flattened rows, as transformers names them.
+
+    `cu_seq_lens_q` and `cu_seq_lens_k`: int32 (samples + 1,), on `device`, padding as samples of its own;
+    `max_length_q` and `max_length_k`: int, tokens.
+    """
+    import torch
+
+    borders = torch.as_tensor(batch["cu_seqlens"]).to(torch.int32)
+    longest = int(borders.diff().max())
+    borders = _tensor(borders, device)
+    return {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, "max_length_q": longest, "max_length_k": longest}
+
+
 def _tensor(value: Any, device: Any) -> torch.Tensor:
     import torch
 
@@ -115,13 +130,7 @@ def _by_positions(
 
 
 def _by_mask(inputs: dict[str, Any], batch: Mapping[str, Any], segment_ids: torch.Tensor, dtype: Any) -> dict[str, Any]:
-    """Add the mask: a token sees those of its own segment up to itself."""
-    import torch
-
-    same = segment_ids[:, None, :, None] == segment_ids[:, None, None, :]
-    seen = same.tril()
-    mask = torch.zeros(seen.shape, dtype=dtype or torch.float32, device=seen.device)
-    return inputs | {"attention_mask": mask.masked_fill_(~seen, -torch.inf)}
+    return inputs | {"attention_mask": additive_mask(segment_ids, None, dtype)}
 
 
 def _by_lengths(
@@ -132,8 +141,6 @@ def _by_lengths(
     The M-RoPE models of transformers 5.24 keep these arguments from their vision tower. The others hand them on, and
     there they would be taken for borders of patches: beside images, those find the borders in the positions.
     """
-    import torch
-
     flat = {
         "input_ids": inputs["input_ids"].reshape(1, -1),
         "labels": inputs["labels"].reshape(1, -1),
@@ -141,11 +148,7 @@ def _by_lengths(
     }
     if "pixel_values" in inputs and inputs["position_ids"].ndim == 2:
         return inputs | flat
-    borders = torch.as_tensor(batch["cu_seqlens"]).to(torch.int32)
-    longest = int(borders.diff().max())
-    borders = borders.to(segment_ids.device)
-    lengths = {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders, "max_length_q": longest, "max_length_k": longest}
-    return inputs | flat | lengths
+    return inputs | flat | lengths(batch, segment_ids.device)
 
 
 Mode = Callable[[dict[str, Any], Mapping[str, Any], "torch.Tensor", Any], dict[str, Any]]

@@ -1,4 +1,4 @@
-"""Attention that looks forward within blocks of tokens: images of Gemma 3, prompts of PaliGemma."""
+"""Who sees whom in a pack; some families look forward within blocks: images of Gemma 3, prompts of PaliGemma."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from zvl.errors import RecipeError
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["additive_mask", "image_blocks", "refuse_varlen", "suffixes"]
+    Pair = tuple[torch.Tensor, torch.Tensor]
+
+__all__ = ["additive_mask", "image_blocks", "refuse_varlen", "sees", "suffixes", "visible"]
 
 
 def refuse_varlen(isolation: str, layout: str, what: str) -> None:
@@ -53,21 +55,35 @@ def suffixes(answers: torch.Tensor, segment_ids: torch.Tensor) -> torch.Tensor:
 
 
 def additive_mask(
-    segment_ids: torch.Tensor, blocks: torch.Tensor, dtype: torch.dtype | None, window: int | None = None
+    segment_ids: torch.Tensor, blocks: torch.Tensor | None, dtype: torch.dtype | None, window: int | None = None
 ) -> torch.Tensor:
-    """0 where a token sees another and -inf elsewhere, `dtype` (B, 1, S, S); None means float32.
+    """0 where a token sees another (see `sees`) and -inf elsewhere, `dtype` (B, 1, S, S); None means float32."""
+    import torch
+
+    seen = visible(segment_ids, blocks, window)
+    mask: Any = torch.zeros(seen.shape, dtype=dtype or torch.float32, device=seen.device)
+    filled: torch.Tensor = mask.masked_fill_(~seen, -torch.inf)
+    return filled[:, None]
+
+
+def visible(segment_ids: torch.Tensor, blocks: torch.Tensor | None, window: int | None = None) -> torch.Tensor:
+    """Whether a token (second axis) sees another (third axis), bool (B, S, S); the rule is that of `sees`."""
+    import torch
+
+    place = torch.arange(segment_ids.shape[-1], device=segment_ids.device)
+    segments = (segment_ids[:, :, None], segment_ids[:, None, :])
+    pairs = None if blocks is None else (blocks[:, :, None], blocks[:, None, :])
+    return sees(segments, pairs, place[:, None] - place, window)
+
+
+def sees(segments: Pair, blocks: Pair | None, back: torch.Tensor, window: int | None) -> torch.Tensor:
+    """Whether tokens see others, of (that token's, the other's) segments and blocks, `back` tokens behind it.
 
     A token sees those of its own segment that are of its own block or not behind it, and with `window` only those
     fewer than `window` tokens back. Blocks count from 0; -1 is no block.
     """
-    import torch
-
-    place = torch.arange(segment_ids.shape[-1], device=segment_ids.device)
-    back = place[:, None] - place
-    own = (blocks[:, :, None] == blocks[:, None, :]) & (blocks >= 0)[:, :, None]
-    seen = (segment_ids[:, :, None] == segment_ids[:, None, :]) & (own | (back >= 0))
-    if window is not None:
-        seen &= back < window
-    mask: Any = torch.zeros(seen.shape, dtype=dtype or torch.float32, device=seen.device)
-    filled: torch.Tensor = mask.masked_fill_(~seen, -torch.inf)
-    return filled[:, None]
+    seen = back >= 0
+    if blocks is not None:
+        seen = seen | ((blocks[0] == blocks[1]) & (blocks[0] >= 0))
+    seen = seen & (segments[0] == segments[1])
+    return seen if window is None else seen & (back < window)

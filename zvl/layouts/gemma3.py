@@ -146,10 +146,13 @@ class Gemma3(SquareLayout):
     ) -> dict[str, Any]:
         """`token_type_ids`, int64 (B, S), and `attention_mask`: one of (B, 1, S, S) for each kind of layer."""
         refuse_varlen(isolation, "gemma3", "the tokens of an image")
-        is_image = inputs["input_ids"] == image_token_id
-        blocks = image_blocks(is_image)
+        blocks = self.blocks(inputs, segment_ids, image_token_id)
         masks = {
             "full_attention": additive_mask(segment_ids, blocks, dtype),
             "sliding_attention": additive_mask(segment_ids, blocks, dtype, self.sliding_window),
         }
-        return {"token_type_ids": is_image.long(), "attention_mask": masks}
+        return {"token_type_ids": (blocks >= 0).long(), "attention_mask": masks}
+
+    def blocks(self, inputs: Mapping[str, Any], segment_ids: torch.Tensor, image_token_id: int) -> torch.Tensor:
+        """The image of each token, int64 (B, S); -1 is no image."""
+        return image_blocks(inputs["input_ids"] == image_token_id)

@@ -107,7 +107,8 @@ class PaliGemma(SquareLayout):
         `sliding_window`.
         """
         refuse_varlen(isolation, "paligemma", "the tokens of a prefix")
-        types = suffixes(inputs["labels"] != -100, segment_ids)
+        blocks = self.blocks(inputs, segment_ids, image_token_id)
+        types = -blocks
         if isolation == "positions":
             return {"token_type_ids": types}
         longest = int((inputs["position_ids"] * (segment_ids > 0)).max()) if self.sliding_window else 0
@@ -117,4 +118,8 @@ class PaliGemma(SquareLayout):
                 f"{self.sliding_window} tokens, got one of {longest}: the model takes one mask for all its layers; "
                 "use 'positions'"
             )
-        return {"token_type_ids": types, "attention_mask": additive_mask(segment_ids, -types, dtype)}
+        return {"token_type_ids": types, "attention_mask": additive_mask(segment_ids, blocks, dtype)}
+
+    def blocks(self, inputs: Mapping[str, Any], segment_ids: torch.Tensor, image_token_id: int) -> torch.Tensor:
+        """0 up to the first token of a segment that carries loss, -1 from it on; int64 (B, S)."""
+        return -suffixes(inputs["labels"] != -100, segment_ids)
