@@ -222,4 +222,4 @@ def test_importing_and_opening_need_no_heavy_library(tmp_path: Path) -> None:
 
 
 def test_public_names() -> None:
-    assert zvl.dataset.__all__ == ["Rows", "from_rows", "open_dataset"]
+    assert zvl.dataset.__all__ == ["Rows", "from_rows", "open_dataset", "sniff"]

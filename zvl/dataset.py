@@ -23,7 +23,7 @@ from zvl.protocols import Dataset
 from zvl.sidecar import with_index
 from zvl.storage import in_passing, store_for
 
-__all__ = ["Rows", "from_rows", "open_dataset"]
+__all__ = ["Rows", "from_rows", "open_dataset", "sniff"]
 
 PROBED_ROWS = 64
 
@@ -49,7 +49,7 @@ def open_dataset(
     """
     _check_on_error(on_error)
     path = os.fspath(path)
-    name = _sniff(path) if format is None else format
+    name = sniff(path) if format is None else format
     opener: Callable[..., Dataset] = registry.load("formats", name)
     try:
         inspect.signature(opener).bind(path, on_error=on_error, **options)
@@ -166,8 +166,8 @@ def _check_on_error(on_error: str) -> None:
         raise RecipeError(f"expected on_error 'raise' or 'drop', got {on_error!r}")
 
 
-def _sniff(path: str) -> str:
-    """The one format that the path looks like."""
+def sniff(path: str) -> str:
+    """The one format that the path looks like. RecipeError where none does, or several; StorageError for no path."""
     fitting = _fitting([path])
     if not fitting:  # a path with nothing behind it is the likelier mistake, and says so itself
         found = store_for(path).list(path, ("",))

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import multiprocessing
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -94,8 +95,8 @@ def index_dataset(
     """
     if reason := late_reason(dataset, format):
         raise RecipeError(f"{reason}: there is nothing to index")
-    files, stale = find_sidecars(dataset, format, folder)
     _prepare(folder)
+    files, stale = find_sidecars(dataset, format, folder)
     missing = [shard for shard, path in enumerate(files) if not path and dataset.shards[shard] not in skip]
     report = Report(len(files), kept=sum(map(bool, files)))
     rows = int(dataset.shard_rows[missing].sum())
@@ -193,6 +194,15 @@ def _begin(dataset: Dataset | None) -> None:
     """What runs first in a process of the pool."""
     global _dataset
     _dataset = dataset
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Any) -> None:
+    """A pool's processes would wait for work for ever where their parent was killed."""
+    parent.join()
+    os._exit(1)
 
 
 def _work(part: Part) -> list[Picture]:

@@ -78,18 +78,18 @@ class Helpers:
 
     pool: Executor
     failed: dict[str, StorageError] = field(default_factory=dict)
-    """Shards that could not be indexed, by path: they count no rows."""
+    """Shards that could not be indexed, by name: they count no rows."""
 
 
 _HELPERS: ContextVar[Helpers | None] = ContextVar("helpers", default=None)
 
 
 @contextmanager
-def helped(helpers: Helpers) -> Iterator[None]:
+def helped(helpers: Helpers) -> Iterator[Helpers]:
     """Datasets that are opened in the block have their shards indexed in `helpers.pool`, a pool of processes."""
     token = _HELPERS.set(helpers)
     try:
-        yield
+        yield helpers
     finally:
         _HELPERS.reset(token)
 
@@ -237,13 +237,12 @@ class Shards:
     def _helped(self, helpers: Helpers, shards: list[int]) -> list[int]:
         """Rows of those shards; -1 for one that failed, which `helpers` notes."""
         rows = []
-        places = [(self.path(shard), self.kind, self.state(shard)) for shard in shards]
-        tasks = [helpers.pool.submit(_rows_of, *place) for place in places]
-        for (path, _, _), task in zip(places, tasks, strict=True):
+        tasks = [helpers.pool.submit(_rows_of, self.path(shard), self.kind, self.state(shard)) for shard in shards]
+        for shard, task in zip(shards, tasks, strict=True):
             try:
                 rows.append(task.result())
             except StorageError as error:
-                helpers.failed[path] = error
+                helpers.failed[self.names[shard]] = error
                 rows.append(-1)
         return rows
 
@@ -335,5 +334,5 @@ def replace_file(path: str, save: Callable[[IO[bytes]], object]) -> None:
     except OSError as error:
         raise StorageError(
             f"cannot write the index file {path}: {error.strerror or error}; "
-            "set ZVL_CACHE to a folder with space that can be written"
+            "set ZVL_CACHE (zvl index: or --out) to a folder with space that can be written"
         ) from error

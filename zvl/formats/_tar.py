@@ -108,8 +108,7 @@ def _parse(head: bytes, path: str, offset: int) -> tuple[str, int, int]:
     except ValueError:
         size = expected = -1
     total = sum(head) - sum(checksum) + 8 * ord(" ")
-    high = sum(byte > 127 for byte in head) - sum(byte > 127 for byte in checksum)
-    if size < 0 or expected not in (total, total - 256 * high):  # some old archives hold the sum of signed bytes
+    if size < 0 or (expected != total and expected != total - 256 * _high(head, checksum)):
         raise StorageError(
             f"{path} is damaged: expected a tar header at offset {offset}, its checksum does not hold; write it again"
             if offset
@@ -120,6 +119,11 @@ def _parse(head: bytes, path: str, offset: int) -> tuple[str, int, int]:
     if prefix and kind not in b"LKS":
         name = prefix + b"/" + name
     return _text(name), size, kind[0]
+
+
+def _high(head: bytes, checksum: bytes) -> int:
+    """Bytes above 127: some old archives hold the sum of signed bytes."""
+    return sum(byte > 127 for byte in head) - sum(byte > 127 for byte in checksum)
 
 
 def _check_plain(start: bytes, path: str) -> None:
