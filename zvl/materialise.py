@@ -74,7 +74,7 @@ def _hand_on(done: Future[Any], then: Any, task: Future[Any]) -> None:
 
 def finish(nodes: Sequence[Node], sample: Sample) -> Sample:
     """Run a batch through Maps."""
-    watch, operator = zvl.nodes.watch, nodes[0].operator
+    watch, operator = zvl.nodes.watch, nodes[0].operator if nodes else None
     if watch is not None and isinstance(operator, SplitMap):
         nodes, sample = nodes[1:], _in_parts(nodes[0], operator, sample, watch)
     (result,) = run_nodes(nodes, [sample])
