@@ -7,7 +7,7 @@ TORCH  ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_determinism.py tests/test_cli_verify.py operators codecs
 
-.PHONY: setup demo test test-wheel soak lint bench clean
+.PHONY: setup demo test test-services test-wheel soak lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -24,6 +24,13 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -q -n auto
+
+# Tests against servers that do not come from pip: Azure's storage server, from npm. Fails where that is missing.
+AZURITE ?= azurite@3.35.0
+SERVICES = $(VENV)/services
+test-services: setup
+	npm install --silent --no-audit --no-fund --prefix $(SERVICES) $(AZURITE)
+	AZURITE=$(SERVICES)/node_modules/.bin/azurite-blob $(BIN)/python -m pytest -q tests/services/stores_azure.py
 
 # Ten times the mutated pictures of the tests; SEED=N tries others.
 SEED ?= 1000000

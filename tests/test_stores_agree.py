@@ -8,25 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from formats_corpus import WRITERS, corpus
+from services.agree import FAULTS, FORMATS, STEPS, Digests, batches, local_batches, write_local
 from services.files import Files, folder_files
 from services.hub import Hub
 from services.s3 import S3
-from services.server import Fault, Server
+from services.server import Server
 
 import zvl
-from zvl.digest import batch_digest
 from zvl.storage import shared_store
 from zvl.stores import remote
 from zvl.stores.retry import Patience
 
-FORMATS = {"webdataset": ".tar", "jsonl": ".jsonl", "parquet": ".parquet"}
-QUICK: tuple[Fault, ...] = ("reset", "503", "short", "close")
-FAULTS: tuple[Fault, ...] = (*QUICK * 10, "slow")
-LANES = 4
-STEPS = 11
-
-Digests = dict[tuple[int, int], str]
 Opened = tuple[str, Server]
 
 
@@ -34,9 +26,7 @@ Opened = tuple[str, Server]
 def local(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a folder for each format."""
     root = tmp_path_factory.mktemp("local")
-    for name in FORMATS:
-        (root / name).mkdir()
-        WRITERS[name](root / name, corpus())
+    write_local(root)
     return root
 
 
@@ -54,37 +44,11 @@ def settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     shared_store.cache_clear()
 
 
-def batches(path: str, processor: zvl.Processor, middle: int) -> Digests:
-    """The SHA-256 of each batch by (step, lane), keys included: up to step `middle` on one rank, then on four."""
-    dataset: Any = zvl.open_dataset(path)
-    source = zvl.Mixture({"data": dataset}, passes=zvl.Once(), shuffle="rows", chunk_rows=16, seed=5)
-    pipeline = (
-        zvl.Pipeline(source, lanes=LANES, flush_every=48)
-        .probe_images(processor)
-        .tokenize_chat(processor)
-        .pack(max_tokens=512)
-        .batch(2)
-        .patchify(processor)
-    )
-    digests, state = {}, None
-    for rank, ranks, stop in ((0, 1, middle), *((rank, LANES, STEPS) for rank in range(LANES))):
-        with pipeline.loader(dp_rank=rank, dp_size=ranks, workers=2, max_steps=stop) as loader:
-            if state is not None:
-                loader.load_state_dict(state)
-            digests.update({(batch.step, batch.lane): batch_digest(batch).sha256 for batch in loader})
-            state = loader.state_dict() if ranks == 1 else state
-    dataset.close()
-    return digests
-
-
 @pytest.fixture(scope="module")
 def expected(local: Path, processor: zvl.Processor, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Digests]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("ZVL_CACHE", str(tmp_path_factory.mktemp("cache")))
-        found = {name: batches(str(local / name), processor, STEPS) for name in FORMATS}
-    assert all(len(digests) == STEPS * LANES for digests in found.values())
-    assert all(len(set(digests.values())) > len(digests) - LANES for digests in found.values())
-    return found
+        return local_batches(local, processor)
 
 
 @contextmanager
