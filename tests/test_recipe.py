@@ -92,6 +92,18 @@ def complaint(load: Load, *changes: tuple[str, str]) -> str:
     return str(caught.value)
 
 
+def test_paths_among_a_datasets_options_are_below_the_recipes_folder(load: Load, tmp_path: Path) -> None:
+    (tmp_path / "recipes").mkdir(exist_ok=True)
+    (tmp_path / "recipes/pictures").mkdir()
+    (tmp_path / "recipes/pictures/a").write_bytes(b"A")
+    (tmp_path / "recipes/lines.jsonl").write_text('{"image": "a"}\n')
+    dataset = 'path = "lines.jsonl"\noptions = { image_root = "pictures", index = false }\n'
+    (docs,) = load(('path = "docs.jsonl"\n', dataset)).source.datasets
+    assert docs.read(0, [0]) == [{"images": [b"A"]}]
+    message = complaint(load, ('path = "docs.jsonl"\n', 'path = "docs.jsonl"\noptions = { index = "none" }\n'))
+    assert f"index='{tmp_path}/recipes/none' holds nothing for this dataset" in message
+
+
 def names(pipeline: zvl.Pipeline) -> list[str]:
     return [placed.operator.name for placed in pipeline.operators]
 

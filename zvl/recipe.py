@@ -48,6 +48,8 @@ __all__ = ["load_recipe", "parse_recipe"]
 
 TABLES = ("processor", "dataset", "schedule", "operator")
 PROBE = "probe_images"
+PATHS = ("image_root", "index")
+"""Options of datasets that are paths."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -239,7 +241,14 @@ class _Parser:
 
         with self._blame("dataset", place, own.name):
             path = _resolve(self._folder, own.path)
-            return open_dataset(path, format=own.format, on_error=own.on_error, **own.options)
+            options = {name: self._below(value) if name in PATHS else value for name, value in own.options.items()}
+            return open_dataset(path, format=own.format, on_error=own.on_error, **options)
+
+    def _below(self, value: Any) -> Any:
+        """An option that is a path: relative ones are below the recipe's folder."""
+        if not isinstance(value, str) or "://" in value:
+            return value
+        return os.path.join(self._folder, os.path.expanduser(value))
 
     def _tables(self, section: str) -> list[dict[str, Any]]:
         tables = self._table.get(section, [])
