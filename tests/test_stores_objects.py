@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pickle
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 from services.files import Files
 from services.s3 import S3
-from services.server import FAULTS, Server
+from services.server import FAULTS, Reply, Server
 
 import zvl
 from zvl.errors import StorageError
@@ -257,3 +259,38 @@ def test_many_small_reads_are_in_flight_together() -> None:
         store.close()
         assert server.most_at_once > 8, f"{server.most_at_once} requests in flight; {128 / took:.0f} reads/s"
         assert 128 / took > 2 / 0.03, "no more than two at a time"
+
+
+def test_gs_through_the_interface_that_it_shares_with_s3(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not Google's server: there is none for tests. obstore reads buckets there by requests that moto answers too."""
+    s3.put({"gs/0.tar": DATA, "gs/1.tar": b"1"})
+    monkeypatch.setenv("GOOGLE_BASE_URL", s3.url)
+    monkeypatch.setenv("GOOGLE_SKIP_SIGNATURE", "true")
+    store = store_for("gs://bucket")
+    assert [found.state.size for found in store.list("gs://bucket/gs/*.tar", ())] == [len(DATA), 1]
+    assert _read("gs://bucket/gs/0.tar", RANGES) == _expected()
+    with store.open("gs://bucket/gs/1.tar") as file:
+        s3.put({"gs/1.tar": b"2"})
+        with pytest.raises(StorageError, match=r"gs://bucket/gs/1.tar changed while in use"):
+            file.read(0, 1)
+    store.close()
+
+
+@pytest.mark.parametrize(("url", "variable"), [("s3://b/x", "AWS_SKIP_SIGNATURE"), ("gs://b/x", "GOOGLE_SKIP")])
+def test_no_credentials_at_all_is_said_at_once(url: str, variable: str, tmp_path: Path) -> None:
+    """In a process of its own: the environment of this one belongs to other tests too."""
+    with Server(lambda request: Reply(404, {}, b"")) as nobody:
+        code = f"""
+import zvl.stores.remote, zvl.storage
+zvl.storage.store_for({url!r}).list({url!r}, ())
+"""
+        environment = {
+            "PATH": "",
+            "HOME": str(tmp_path),
+            "AWS_METADATA_ENDPOINT": nobody.url,
+            "HTTP_PROXY": nobody.url,
+            "http_proxy": nobody.url,
+        }
+        done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=60)
+    assert f"may not read {url}: " in done.stderr
+    assert variable in done.stderr

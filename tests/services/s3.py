@@ -44,9 +44,9 @@ class S3:
         self._server.stop()
 
     def put(self, objects: dict[str, bytes]) -> None:
-        """Store objects by key."""
+        """Store objects by key, for everyone to read."""
         for key, data in objects.items():
-            self._client.put_object(Bucket=self.bucket, Key=key, Body=data)
+            self._client.put_object(Bucket=self.bucket, Key=key, Body=data, ACL="public-read")
 
     def delete(self, key: str) -> None:
         """Remove an object."""

@@ -18,8 +18,12 @@ __all__ = ["first_line", "obstore", "translate"]
 BUSY = frozenset(("408", "425", "429"))
 """Answers below 500 that ask to come back later."""
 
-IDENTITY = re.compile(r"//169\.254\.|//metadata\.google\.internal|token request|sts:|MissingAccount|InvalidKey")
+IDENTITY = re.compile(
+    r"//169\.254\.|//metadata\.google\.internal|/latest/(?:api/token|meta-data)|token request|sts:|MissingAccount|InvalidKey"
+)
 """In the message of a request for credentials that failed."""
+
+NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound")
 
 HINTS = {"TimedOut": "timed out", "IncompleteMessage": "connection closed", "IncompleteBody": "connection closed early"}
 """What obstore's messages say only in their second half."""
@@ -36,7 +40,7 @@ def translate(url: str, answered: bool = True) -> Iterator[None]:
     try:
         yield
     except (FileNotFoundError, known.InvalidPathError, ValueError) as error:
-        if "NoSuchBucket" in str(error) or "ContainerNotFound" in str(error):
+        if NO_BUCKET.search(str(error)):
             raise StorageError(
                 f"cannot read {redact(url)}: there is no such bucket; see that its name is right"
             ) from error
@@ -70,7 +74,7 @@ def _judge(url: str, scheme: str, error: Exception, answered: bool) -> Exception
         return Changed("fewer bytes")
     if status[1] == "410":
         return FileNotFoundError(url)
-    if status[1] == "404":
+    if status[1] == "404" and ("list request" in text or NO_BUCKET.search(text)):
         return _no_bucket(url)
     return StorageError(f"cannot read {redact(url)}: {first_line(error)}")
 
