@@ -2,8 +2,8 @@
 
     python benchmarks/bench_formats.py [--json] [--quick] [--rows N] [--rounds N]
 
-Rows have an id, a text and one picture of 20 to 180 kB (random bytes: pictures do not shrink either), in four shards, on
-a warm page cache. Both sides read every chunk once a round, by one thread, in the same order, and end with Python
+Rows have an id, a text and one picture of 20 to 180 kB (random bytes: pictures do not shrink either), in four shards,
+on a warm page cache. Both sides read every chunk once a round, by one thread, in the same order, and end with Python
 objects, the pictures as bytes: pyarrow's and lance's tables by `to_pylist`, `datasets` by its own slices, webdataset by
 its reader, in sequence, with the JSON parsed. Both hold their files open and start each round with nothing cached of
 their own. What is printed is the median of the rounds' ratios: rounds of the two alternate.

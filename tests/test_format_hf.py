@@ -1,3 +1,4 @@
+import io
 import json
 import os
 import pickle
@@ -12,7 +13,10 @@ from typing import Any
 import datasets
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from services.hub import Hub
+from services.server import Server
 
 from zvl.dataset import open_dataset
 from zvl.errors import BadData, RecipeError, StorageError
@@ -239,3 +243,22 @@ def test_a_pickle_reads_on_and_the_fingerprint_knows_no_root(tmp_path: Path) -> 
     assert copy.row_bytes == size // 10
     with pytest.raises(IndexError, match=r"expected a row in 0\.\.9, got 10"):
         copy.read(0, [10])
+
+
+def test_an_id_of_the_hub_opens_parquet_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"text": ["a", "b"], "n": [1, 2]}), file)
+    hub = Hub("org/name")
+    hub.push({f"data/{split}-00000-of-00001.parquet": file.getvalue() for split in ("train", "test")})
+    with Server(hub) as server:
+        hub.port = server.port
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        for path, format in (("org/name", "hf"), ("hf://datasets/org/name", None)):
+            dataset: Any = open_dataset(path, format, split="test", columns=["text"])
+            assert dataset.read(0, [1, 0]) == [{"text": "b"}, {"text": "a"}]
+            assert dataset.fingerprint()["format"] == "parquet"
+            dataset.close()
+        with pytest.raises(RecipeError, match=r"org/name has the splits test, train: name one with split=\.\.\."):
+            open_dataset("org/name", format="hf")
+    with pytest.raises(RecipeError, match=r"config and columns are for datasets of the hub; '.*' is a folder"):
+        open_dataset(tmp_path, format="hf", config="en")

@@ -203,7 +203,7 @@ def test_what_is_no_lance_dataset_is_said(tmp_path: Path) -> None:
     assert Lance.sniff("s3://bucket/d.lance")
     with pytest.raises(StorageError, match=r"cannot open .* as a Lance dataset: .*was not found"):
         open_dataset(tmp_path, format="lance")
-    with pytest.raises(RecipeError, match=r"no store reads nowhere://"):
+    with pytest.raises(RecipeError, match=r"pylance reads local folders and s3://.*, got 'nowhere://bucket"):
         Lance("nowhere://bucket/d.lance")
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 import vortex
 from formats_corpus import WRITERS, corpus
+from late_fetch import check_late_fetch, check_rows, indexed
 from PIL import Image
 
 import zvl
@@ -53,6 +54,19 @@ def test_texts_and_pictures_make_whole_rows(name: str, tmp_path: Path) -> None:
     for call in (lambda: dataset.read_texts(0, [40]), lambda: dataset.fetch(0, [(40, 0)])):
         with pytest.raises(IndexError, match=r"expected a row in 0\.\.39, got 40"):
             call()
+
+
+@pytest.mark.parametrize("name", LATE)
+def test_a_sidecar_changes_no_row(name: str, tmp_path: Path) -> None:
+    path = WRITERS[name](tmp_path / "d" if name == "hf" else tmp_path, [rows[:12] for rows in corpus()[:2]])
+    plain = zvl.open_dataset(path, index=False)
+    check_rows(plain, indexed(plain, name.partition("-")[0], tmp_path / "index"))
+
+
+def test_a_sidecar_changes_no_batch(tmp_path: Path, qwen_tokenizer: Path) -> None:
+    path = WRITERS["parquet"](tmp_path, [rows[:12] for rows in corpus()[:2]])
+    processor = zvl.Processor("qwen2_5_vl", qwen_tokenizer, max_pixels=20_000)
+    check_late_fetch(lambda: zvl.open_dataset(path, index=False), "parquet", tmp_path, processor)
 
 
 def _structs(*pictures: Any) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError, ZvlError
-from zvl.formats._fields import canonical, without_nulls
+from zvl.formats._fields import IMAGE_STRUCT, canonical, without_nulls
 from zvl.formats._optional import optional
 from zvl.operator import Sample
 from zvl.storage import File
@@ -112,7 +112,7 @@ def table_rows(table: pa.Table, rows: Sequence[int], where: str) -> list[dict[st
     found: list[dict[str, Any]] = []
     with arrow_errors(where):
         for start, count in runs(rows):
-            found += _plain_times(table.slice(start, count)).to_pylist()
+            found += _plain_images(_plain_times(table.slice(start, count))).to_pylist()
     return found
 
 
@@ -141,4 +141,18 @@ def _plain_times(table: pa.Table) -> pa.Table:
         else:
             continue
         table = table.set_column(i, field.name, table.column(i).cast(kind, safe=False))
+    return table
+
+
+def _plain_images(table: pa.Table) -> pa.Table:
+    """Hugging Face's image structs as their bytes, where all are there: a dict for each would be made for nothing."""
+    import pyarrow as pa
+
+    for i, field in enumerate(table.schema):
+        kind = field.type
+        if pa.types.is_struct(kind) and {kind.field(k).name for k in range(kind.num_fields)} == IMAGE_STRUCT:
+            chunks = table.column(i).chunks
+            data = [chunk.field("bytes") for chunk in chunks]
+            if not any(part.null_count for part in (*chunks, *data)):
+                table = table.set_column(i, field.name, pa.chunked_array(data, kind.field("bytes").type))
     return table

@@ -13,6 +13,7 @@ from zvl.formats._arrow import arrow_errors, pick
 from zvl.formats._arrow_stream import index_stream
 from zvl.formats._columns import Columns
 from zvl.formats._held import CACHE_BYTES, Held, cache_limit, nbytes, one
+from zvl.formats._hub import hub_url, open_hub
 from zvl.formats._index import Kind, Shards
 from zvl.formats._optional import optional
 from zvl.paths import absolute
@@ -37,6 +38,9 @@ class Hf(Columns):
     embedded; an `image` becomes `images`, a `messages` that is text is parsed as JSON, and nulls that stand for absent
     keys in it are dropped. `split` names one of a DatasetDict's, and may be left out where there is only one.
 
+    An id of Hugging Face's hub (``ORG/NAME``, ``ORG/NAME@REVISION``, ``hf://datasets/ORG/NAME``) opens Parquet
+    files of a `split` (and `config` where there are several) as the format parquet does; `columns` is its option too.
+
     Local files are mapped into memory: of a record batch, offsets and texts are read once, images when they are asked
     for. Remote record batches are read whole. Up to `cache_bytes` of batches are kept.
 
@@ -45,6 +49,24 @@ class Hf(Columns):
 
     _shards: Shards
 
+    def __new__(
+        cls,
+        path: str = "",
+        *,
+        on_error: Literal["raise", "drop"] = "raise",
+        split: str | None = None,
+        config: str | None = None,
+        columns: Sequence[str] | None = None,
+        cache_bytes: int = CACHE_BYTES,
+    ) -> Any:
+        """The dataset: of a hub's, the one that `open_hub` makes."""
+        url = hub_url(path)
+        if url is None:
+            if config is not None or columns is not None:
+                raise RecipeError(f"config and columns are for datasets of the hub; {path!r} is a folder")
+            return super().__new__(cls)
+        return open_hub(url, split=split, config=config, on_error=on_error, columns=columns, cache_bytes=cache_bytes)
+
     def __init__(
         self,
         path: str,
@@ -52,6 +74,8 @@ class Hf(Columns):
         on_error: Literal["raise", "drop"] = "raise",
         split: str | None = None,
         cache_bytes: int = CACHE_BYTES,
+        config: None = None,
+        columns: None = None,
     ) -> None:
         _pyarrow()
         self.on_error = on_error
@@ -67,7 +91,9 @@ class Hf(Columns):
 
     @staticmethod
     def sniff(path: str) -> bool:
-        """A local folder with state.json and an Arrow file, or with dataset_dict.json."""
+        """A local folder with state.json and an Arrow file, or with dataset_dict.json; a whole dataset's hub URL."""
+        if path.startswith("hf://"):
+            return hub_url(path) is not None
         folder = absolute(path)
         if "://" in folder or not os.path.isdir(folder):
             return False
