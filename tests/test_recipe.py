@@ -164,13 +164,13 @@ def test_a_block_list_lies_beside_the_recipe(load: Load, tmp_path: Path) -> None
 def test_functions_and_operator_classes_come_from_modules_beside_the_recipe(load: Load) -> None:
     pipeline = load(
         ('use = "patchify"\n',
-         'use = "recipe_functions:tag"\nkind = "map"\nparallelism = 3\nversion = 2\n'
+         'use = "recipe_functions:tag"\nkind = "map"\nparallelism = 3\nrunner = "processes"\nversion = 2\n'
          '[[operator]]\nuse = "recipe_functions:keep"\nkind = "filter"\n'
          '[[operator]]\nuse = "recipe_functions:Twice"\nfactor = 3\n'),
     )  # fmt: skip
     assert names(pipeline)[3:] == ["map:tag", "filter:keep", "Twice"]
     tag, _, twice = pipeline.operators[3:]
-    assert tag.parallelism == 3
+    assert (tag.parallelism, tag.runner) == (3, "processes")
     assert tag.operator.version == 2  # type: ignore[attr-defined]
     assert twice.operator.factor == 3.0  # type: ignore[attr-defined]
     assert type(twice.operator.factor) is float  # type: ignore[attr-defined]
@@ -277,6 +277,10 @@ MISTAKES = {
     "parallelism": (
         ('use = "patchify"', 'use = "patchify"\nparallelism = 0'),
         "recipes/a.toml:27: operator[3] (patchify): parallelism: expected an integer of at least 1, got 0",
+    ),
+    "runner": (
+        ('use = "patchify"', 'use = "patchify"\nrunner = "fibres"'),
+        "recipes/a.toml:27: operator[3] (patchify): runner: expected one of inline, threads, processes, got 'fibres'",
     ),
     "unknown key": (
         ("seed = 17", "sede = 17"),

@@ -111,7 +111,9 @@ def _operator_line(number: int, placed: Placed) -> str:
         how = f"in order, holds up to {_count(operator.holds(), 'sample')}" if operator.holds() else "in order"
     else:
         how = f"up to {placed.parallelism} at once" if placed.parallelism else "as many at once as workers"
-        if isinstance(operator, SplitMap):
+        if placed.runner:
+            how += f", {placed.runner}"
+        elif isinstance(operator, SplitMap):
             how += ", split into images"
     return f"  {number:2} {operator.name:16} {_kind(operator):10} {how:38} {_fields(operator)}".rstrip()
 

@@ -14,7 +14,7 @@
     [[schedule]]                     # instead of weight: at, in rows of a lane (or what schedule_by says); weights
     at = 0
     weights = {photos = 1.0}
-    [[operator]]                     # use: an installed operator, with its fields; parallelism
+    [[operator]]                     # use: an installed operator, with its fields; parallelism, runner
     use = "pack"
     max_tokens = 4096
     [[operator]]                     # or a function: kind = "map" or "filter"; version
@@ -161,7 +161,8 @@ class _Parser:
         for place, own_table in enumerate(operators):
             with self._blame("operator", place, own_table.get("use")):
                 operator = maker(own_table | bounds if own_table.get("use") == PROBE else own_table)
-                pipeline = pipeline.apply(operator, parallelism=own_table.get("parallelism"))
+                placing = {name: own_table.get(name) for name in ("parallelism", "runner")}
+                pipeline = pipeline.apply(operator, **placing)
         return pipeline
 
     def _bounds(

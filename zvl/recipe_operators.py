@@ -16,11 +16,12 @@ from zvl.functions import FunctionFilter, FunctionMap
 from zvl.operator import Operator
 from zvl.processor import Processor
 from zvl.recipe_fields import FieldError, build, did_you_mean
+from zvl.runners import RUNNERS
 
 __all__ = ["OperatorMaker"]
 
 KINDS = {"map": FunctionMap, "filter": FunctionFilter}
-PLACING = ("use", "parallelism")
+PLACING = ("use", "parallelism", "runner")
 """Keys that say which operator and how it is placed; all others are its fields."""
 
 
@@ -37,7 +38,7 @@ class OperatorMaker:
         use = table.get("use")
         if not isinstance(use, str):
             raise FieldError("use", 'expected use = "NAME" of an operator, or "package.module:function"')
-        self._check_parallelism(table)
+        self._check_placing(table)
         own = {key: value for key, value in table.items() if key not in PLACING}
         if ":" in use:
             return self._from_module(use, own)
@@ -46,10 +47,13 @@ class OperatorMaker:
             raise FieldError("use", f"no operator is named {use!r}; {did_you_mean(use, names)}")
         return self._from_class(registry.load("operators", use), own)
 
-    def _check_parallelism(self, table: Mapping[str, Any]) -> None:
+    def _check_placing(self, table: Mapping[str, Any]) -> None:
         value = table.get("parallelism", 1)
         if type(value) is not int or value < 1:
             raise FieldError("parallelism", f"parallelism: expected an integer of at least 1, got {value!r}")
+        runner = table.get("runner")
+        if runner is not None and runner not in RUNNERS:
+            raise FieldError("runner", f"runner: expected one of {', '.join(RUNNERS)}, got {runner!r}")
 
     def _from_class(self, kind: type[Operator], table: Mapping[str, Any]) -> Operator:
         own, given = dict(table), {}
