@@ -73,7 +73,7 @@ def start_child(entry: str, environment: Mapping[str, str] = {}, *, outlives: bo
 def with_main(data: bytes) -> bytes:
     """A pickle together with what `load_here` needs to find functions of the script that runs here, if it has any."""
     main: dict[str, Any] = {}
-    if b"__main__" in data:
+    if b"_main__" in data:  # multiprocessing calls that of its children __mp_main__
         found = spawn.get_preparation_data("zvl")
         main = {name: found[name] for name in ("init_main_from_name", "init_main_from_path") if name in found}
     return pickle.dumps((main, data))
