@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError
 from zvl.formats._fields import decode_text
-from zvl.formats._index import Kind, Shards, Stamp
+from zvl.formats._files import Files
+from zvl.formats._index import Kind, Shards
 from zvl.operator import Sample
 from zvl.storage import File, read_ranges
 
@@ -22,32 +23,20 @@ BLOCK = 8 << 20
 NEWLINE, QUOTE = ord("\n"), ord('"')
 
 
-class CsvRows:
+class CsvRows(Files):
     """Rows of CSV files: a file is a shard, a record a row; all values are text, absent ones are left out.
 
     A record with more or fewer values than the header has names comes back as BadData("csv").
     """
 
+    _shards: Shards
+
     def __init__(self, path: str) -> None:
         self._shards = Shards(path, KIND)
-
-    @property
-    def shards(self) -> Sequence[str]:
-        """The files' names relative to their common folder, sorted."""
-        return self._shards.names
-
-    @property
-    def shard_rows(self) -> npt.NDArray[np.int64]:
-        """Records of each file, int64, shape (shards,)."""
-        return self._shards.rows
 
     def path(self, shard: int) -> str:
         """The file's full path."""
         return self._shards.path(shard)
-
-    def stamp(self, shard: int) -> Stamp:
-        """What an index of the pictures that the file names belongs to."""
-        return self._shards.stamp(shard)
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those records, in the order asked; neighbours in one read."""
@@ -70,10 +59,6 @@ class CsvRows:
     def fingerprint(self) -> Any:
         """Name, size in bytes and rows of each file."""
         return {"format": "csv", "shards": self._shards.fingerprint()}
-
-    def close(self) -> None:
-        """Release descriptors and indexes; a later read opens anew."""
-        self._shards.close()
 
 
 def index_records(file: File) -> tuple[int, dict[str, npt.NDArray[Any]]]:

@@ -110,7 +110,10 @@ class Folder:
         """Rows of the metadata, their folder, and words for where each stands."""
         assert not isinstance(self._rows, BesideRows)
         path = self._rows.path(shard)
-        found = [row[0] if isinstance(row, tuple) else row for row in self._rows.read(shard, rows)]
+        if isinstance(self._rows, Lines):
+            found = [row for row, _ in self._rows.lines(shard, rows)]
+        else:
+            found = self._rows.read(shard, rows)
         return [(row, os.path.dirname(path), f"{path} row {number}") for row, number in zip(found, rows, strict=True)]
 
     def fingerprint(self) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import BadData, StorageError
+from zvl.formats._files import Files
 from zvl.formats._imagefolder import is_imagefolder
 from zvl.formats._index import Kind, Shards, Stamp, Table
 from zvl.formats._rows import Recent, fetch_files, image_paths, load_rows, parse_json, with_images
@@ -26,36 +27,19 @@ BLOCK = 8 * 1024 * 1024
 PROBED_ROWS = 16
 
 
-class Lines:
+class Lines(Files):
     """The objects in the lines of ``.jsonl`` files, as they are written: a file is a shard."""
+
+    _shards: Shards
 
     def __init__(self, path: str) -> None:
         self._shards = Shards(path, KIND)
-        self.path = self._shards.path
-        self.stamp = self._shards.stamp
-        self.close = self._shards.close
 
-    @property
-    def shards(self) -> Sequence[str]:
-        """The files' names relative to their common folder, sorted."""
-        return self._shards.names
+    def path(self, shard: int) -> str:
+        """The file's full path."""
+        return self._shards.path(shard)
 
-    @property
-    def shard_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of each file, int64, shape (shards,)."""
-        return self._shards.rows
-
-    @property
-    def prefetch(self) -> Callable[[int], None] | None:
-        """Fetches a shard in advance; None where nothing keeps shards."""
-        return self._shards.prefetch
-
-    @property
-    def line_bytes(self) -> int:
-        """Mean bytes of a line."""
-        return int(self._shards.sizes.sum()) // max(int(self._shards.rows.sum()), 1)
-
-    def read(self, shard: int, rows: Sequence[int]) -> list[tuple[Sample | BadData, str]]:
+    def lines(self, shard: int, rows: Sequence[int]) -> list[tuple[Sample | BadData, str]]:
         """Those rows, in the order asked, each with words for where it stands; neighbouring lines in one read."""
         table = self._shards.table(shard)
         ranges = [_place(table, row) for row in rows]
@@ -68,12 +52,12 @@ class Lines:
         ]
         return [(_parse(line, where), where) for line, where in zip(lines, wheres, strict=True)]
 
-    def fingerprint(self) -> list[list[Any]]:
-        """Name, size in bytes and rows of each file."""
-        return self._shards.fingerprint()
+    def fingerprint(self) -> Any:
+        """The format, and name, size in bytes and rows of each file. The images count by their paths in the lines."""
+        return {"format": "jsonl", "shards": self._shards.fingerprint()}
 
 
-class Jsonl:
+class Jsonl(Lines):
     """Rows of ``.jsonl`` files: a file is a shard, a line that is not empty is a row.
 
     A line is a JSON object in UTF-8; its keys are the sample's fields. Where it has `images`, a list of paths or URLs,
@@ -89,23 +73,13 @@ class Jsonl:
     ) -> None:
         self.on_error = on_error
         self.image_root = None if image_root is None else absolute(image_root)
-        self._lines = Lines(path)
+        super().__init__(path)
         self._named: Recent[list[tuple[str, str]]] = Recent()
 
     @staticmethod
     def sniff(path: str) -> bool:
         """By the suffix: .jsonl or .ndjson; but not a folder of images whose only such file is their metadata.jsonl."""
         return looks_like(path, SUFFIXES) and not is_imagefolder(absolute(path))
-
-    @property
-    def shards(self) -> Sequence[str]:
-        """The files' names relative to their common folder, sorted."""
-        return self._lines.shards
-
-    @property
-    def shard_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of each file, int64, shape (shards,)."""
-        return self._lines.shard_rows
 
     @cached_property
     def row_bytes(self) -> int:
@@ -114,7 +88,7 @@ class Jsonl:
         first = self.read(shard, range(min(PROBED_ROWS, int(self.shard_rows[shard]))))
         images = [image for row in first if not isinstance(row, BadData) for image in row.get("images") or ()]
         size = sum(len(image) for image in images if isinstance(image, bytes))
-        return max(1, self._lines.line_bytes + size // max(len(first), 1))
+        return super().row_bytes + size // max(len(first), 1)
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked; neighbouring lines in one read. StorageError if the file changed."""
@@ -137,27 +111,14 @@ class Jsonl:
 
     def stamp(self, shard: int) -> Stamp:
         """What an index of the pictures that the file names belongs to."""
-        return self._lines.stamp(shard, f"image_root={self.image_root}" if self.image_root is not None else "")
-
-    @property
-    def prefetch(self) -> Callable[[int], None] | None:
-        """Fetches a shard in advance; None where nothing keeps shards."""
-        return self._lines.prefetch
-
-    def fingerprint(self) -> Any:
-        """The format, and name, size in bytes and rows of each file. The images count by their paths in the lines."""
-        return {"format": "jsonl", "shards": self._lines.fingerprint()}
-
-    def close(self) -> None:
-        """Release descriptors and indexes; a later read opens anew."""
-        self._lines.close()
+        return self._shards.stamp(shard, f"image_root={self.image_root}" if self.image_root is not None else "")
 
     def _rows(self, shard: int, rows: Sequence[int]) -> list[tuple[Sample | BadData, str]]:
-        found = self._lines.read(shard, rows)
+        found = self.lines(shard, rows)
         return [(row if isinstance(row, BadData) else with_images(row), where) for row, where in found]
 
     def _folder(self, shard: int) -> str:
-        return os.path.dirname(self._lines.path(shard)) if self.image_root is None else self.image_root
+        return os.path.dirname(self.path(shard)) if self.image_root is None else self.image_root
 
     def _files(self, shard: int, row: Sample | BadData, where: str) -> list[tuple[str, str]]:
         """The pictures of a row whose `images` are all paths, as `fetch_files` takes them."""

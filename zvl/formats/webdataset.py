@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from array import array
-from collections.abc import Callable, Iterable, Sequence
-from functools import cached_property, lru_cache
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import BadData
-from zvl.formats._index import Kind, Shards, Stamp, Table
+from zvl.formats._files import Files
+from zvl.formats._index import Kind, Shards, Table
 from zvl.formats._rows import Recent, parse_json
 from zvl.formats._tar import walk
 from zvl.operator import Sample
@@ -27,7 +28,7 @@ META = re.compile(r"__[^/]*__(/|$)")
 NAME = re.compile(r"((?:.*/)?[^.]+)\.([^/]*)")
 
 
-class WebDataset:
+class WebDataset(Files):
     """Rows of WebDataset tar files: a file is a shard, a group of neighbouring members with the same key is a row.
 
     Grouping is the `webdataset` library's: the key is the member's name up to the first dot of its last part, folders
@@ -52,6 +53,8 @@ class WebDataset:
     names. `path` is a file, a folder, a glob, or has braces.
     """
 
+    _shards: Shards
+
     def __init__(self, path: str, *, on_error: Literal["raise", "drop"] = "raise") -> None:
         self.on_error = on_error
         self._shards = Shards(path, KIND)
@@ -61,21 +64,6 @@ class WebDataset:
     def sniff(path: str) -> bool:
         """By the suffix: .tar, or a compressed one, so as to say why not."""
         return looks_like(path, SUFFIXES)
-
-    @property
-    def shards(self) -> Sequence[str]:
-        """The files' names relative to their common folder, sorted."""
-        return self._shards.names
-
-    @property
-    def shard_rows(self) -> npt.NDArray[np.int64]:
-        """Rows of each file, int64, shape (shards,)."""
-        return self._shards.rows
-
-    @cached_property
-    def row_bytes(self) -> int:
-        """Mean bytes of a row, tar headers included."""
-        return max(1, int(self._shards.sizes.sum()) // max(int(self.shard_rows.sum()), 1))
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked; neighbours in one read. StorageError if the file changed."""
@@ -98,10 +86,6 @@ class WebDataset:
         data: list[bytes | BadData] = [*self._members(shard, self._shards.table(shard), places)]
         return data
 
-    def stamp(self, shard: int) -> Stamp:
-        """What an index of the file's pictures belongs to."""
-        return self._shards.stamp(shard)
-
     def _read(self, shard: int, rows: Sequence[int], pictures: bool) -> list[tuple[Sample | BadData, list[int]]]:
         """Rows, each with the members that are its `images`; without `pictures`, those stay unread."""
         table = self._shards.table(shard)
@@ -119,18 +103,9 @@ class WebDataset:
         with self._shards.open(shard) as file:
             return read_ranges(file, ranges)
 
-    @property
-    def prefetch(self) -> Callable[[int], None] | None:
-        """Fetches a shard in advance; None where nothing keeps shards."""
-        return self._shards.prefetch
-
     def fingerprint(self) -> Any:
         """The format, and name, size in bytes and rows of each file."""
         return {"format": "webdataset", "shards": self._shards.fingerprint()}
-
-    def close(self) -> None:
-        """Release descriptors and indexes; a later read opens anew."""
-        self._shards.close()
 
 
 def split_name(name: str) -> tuple[str, str] | None:
