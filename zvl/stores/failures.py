@@ -19,7 +19,8 @@ BUSY = frozenset(("408", "425", "429"))
 """Answers below 500 that ask to come back later."""
 
 IDENTITY = re.compile(
-    r"//169\.254\.|//metadata\.google\.internal|/latest/(?:api/token|meta-data)|token request|sts:|MissingAccount|InvalidKey"
+    r"//169\.254\.|//metadata\.google\.internal|/latest/(?:api/token|meta-data)|token request|sts:"
+    r"|MissingAccount|InvalidKey"
 )
 """In the message of a request for credentials that failed."""
 

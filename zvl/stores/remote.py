@@ -17,7 +17,7 @@ from zvl.stores.retry import Patience, persist, redact
 
 __all__ = ["IN_FLIGHT", "Changed", "RemoteFile", "RemoteStore", "Server", "pieces"]
 
-IN_FLIGHT = 32
+IN_FLIGHT = 64
 """Requests of one store at a time, when many ranges or files are asked for at once."""
 
 GAP = 16 * 1024
