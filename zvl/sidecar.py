@@ -159,7 +159,7 @@ class Indexed:
 
 
 class _Shard:
-    """A sidecar in memory, about 60 bytes a picture."""
+    """A sidecar in memory, about 50 bytes a picture."""
 
     def __init__(self, table: Any) -> None:
         column = {name: table.column(name) for name in COLUMNS}
