@@ -84,3 +84,16 @@ def test_many_small_files_from_everywhere_in_the_order_asked(tmp_path: Path) -> 
         assert max(server.seen.values()) == 1, "what is asked for twice is fetched once"
     assert read_objects([f"file://{tmp_path}/local", "ftp://h/x"]) == [b"local", None]
     assert read_objects([]) == []
+
+
+def test_an_image_struct_may_name_a_url(tmp_path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with Server(Files({"far/a.jpg": b"far", "d/near.jpg": b"near"})) as server:
+        paths = [f"{server.url}/far/a.jpg", "near.jpg", f"{server.url}/none.jpg", "zip://a.jpg::data.zip"]
+        table = pa.Table.from_pylist([{"image": {"bytes": None, "path": path}} for path in paths])
+        pq.write_table(table, tmp_path / "0.parquet")
+        server.app["d/0.parquet"] = (tmp_path / "0.parquet").read_bytes()  # type: ignore[index]
+        expected = [{"images": [b"far"]}, {"images": [b"near"]}, "missing", "missing"]
+        assert _rows(f"{server.url}/d/0.parquet") == expected

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from zvl.errors import BadData
 from zvl.formats._rows import parse_json
 from zvl.operator import Sample
+from zvl.paths import beside
 from zvl.storage import read_object
 
 __all__ = ["canonical", "decode_text", "picture", "picture_of", "without_nulls"]
@@ -93,8 +93,8 @@ def _pictures(value: Any, folder: str, where: str) -> Any:
         return value["bytes"]
     if value["path"] is None:
         return None
-    path = os.path.join(folder, value["path"])
-    data = None if "://" in value["path"] else read_object(path)
+    path = beside(folder, value["path"])
+    data = read_object(path)
     if data is None:
         raise BadData("missing", f"{where}: the image has no bytes and there is no file at its path {path}")
     return data
