@@ -169,3 +169,12 @@ def test_guards_hold_for_headers_from_an_index(processor: zvl.Processor) -> None
     built = zvl.Pipeline(source, lanes=1).probe_images(processor, max_source_pixels=10).batch(1).patchify(processor)
     with pytest.raises(OperatorError, match="at most 10 pixels"), built.loader() as loader:
         next(loader)
+
+
+def test_a_dataset_that_answers_wrongly_stops_the_run(processor: zvl.Processor) -> None:
+    class Wrong(Late):
+        def fetch(self, shard: int, wanted: Sequence[tuple[int, int]]) -> list[bytes | BadData]:
+            return super().fetch(shard, wanted)[1:]
+
+    with pytest.raises(zvl.ZvlError, match="unexpected ValueError"):
+        digests(pipeline(Wrong(), processor))

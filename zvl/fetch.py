@@ -12,6 +12,7 @@ from zvl.errors import BadData, OperatorError
 from zvl.image import Fetches, Image, ImageRef
 from zvl.operator import Sample
 from zvl.protocols import Runner
+from zvl.runners._settle import attempt
 
 __all__ = ["fetch_images", "references"]
 
@@ -66,16 +67,22 @@ def _finish(
     if any(task.cancelled() for task in tasks):  # the loader is closing
         done.cancel()
         return
-    error = next((error for task in tasks if (error := task.exception()) is not None), None)
-    found: dict[ImageRef, bytes | BadData] = {}
-    if error is None:
-        for task in tasks:
-            found.update(task.result())
-        error = _unplanned(sample, found)
+    full, error = attempt(_full, (sample, tasks))
     if error is not None:
         done.set_exception(error)
-        return
-    then(sample | {"images": [_with_bytes(image, found) for image in sample["images"]]})
+    else:
+        then(full)
+
+
+def _full(sample: Sample, tasks: Sequence[Future[dict[ImageRef, bytes | BadData]]]) -> Sample:
+    """The sample with the pictures that the tasks have read."""
+    found: dict[ImageRef, bytes | BadData] = {}
+    for task in tasks:
+        found.update(task.result())
+    gone = _unplanned(sample, found)
+    if gone is not None:
+        raise gone
+    return sample | {"images": [_with_bytes(image, found) for image in sample["images"]]}
 
 
 def _unplanned(sample: Sample, found: dict[ImageRef, bytes | BadData]) -> OperatorError | None:

@@ -15,6 +15,7 @@ from zvl.fetch import fetch_images, references
 from zvl.nodes import Node, Watch, run_nodes
 from zvl.operator import Sample, SplitMap
 from zvl.protocols import Runner
+from zvl.runners._settle import settle
 
 __all__ = ["Materialiser"]
 
@@ -154,15 +155,13 @@ class _SplitJob:
                 self._failed = part, error
 
     def _complete(self) -> None:
+        settle(self._done, self._finish, ())
+
+    def _finish(self) -> Sample:
         operator = self._node.operator
         assert isinstance(operator, SplitMap)
-        try:
-            if self._failed is not None:
-                raise self._failed[1]
-            with self._node.guarding(self._key):
-                sample = operator.finish(self._state, self._outcomes)
-            result = finish(self._rest, sample | {"__key__": self._key})
-        except ZvlError as error:
-            self._done.set_exception(error)
-        else:
-            self._done.set_result(result)
+        if self._failed is not None:
+            raise self._failed[1]
+        with self._node.guarding(self._key):
+            sample = operator.finish(self._state, self._outcomes)
+        return finish(self._rest, sample | {"__key__": self._key})
