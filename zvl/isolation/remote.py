@@ -9,6 +9,7 @@ import socket
 import subprocess
 import threading
 from collections import deque
+from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -54,7 +55,7 @@ def _link(setup: bytes) -> Link:
     """Start a loader's process for this trainer alone."""
     # The system would kill it with the thread that starts it; the main one lives as long as this process.
     child = start_child(SERVER, ONE_THREAD, outlives=threading.current_thread() is not threading.main_thread())
-    send_frame(child.sock, setup)
+    _send(child.sock, setup)
     return Link(child.sock, child.process)
 
 
@@ -65,8 +66,13 @@ def _meet(setup: bytes, name: str, dp_rank: int) -> Link:
         return Link(sock, None)
     with sock:
         child = start_child(SERVER, ONE_THREAD, outlives=True)
-        send_frame(child.sock, setup, [sock.fileno()])
+        _send(child.sock, setup, [sock.fileno()])
     return Link(child.sock, child.process)
+
+
+def _send(sock: socket.socket, payload: bytes, fds: Sequence[int] = ()) -> None:
+    with suppress(OSError):  # it has died: what is read next says so, behind what it has sent before
+        send_frame(sock, payload, fds)
 
 
 class Remote:
@@ -168,8 +174,7 @@ class Remote:
                 return
 
     def _tell(self, message: Any) -> None:
-        with suppress(OSError):  # it has died: what is read next says so, behind what it has sent before
-            send_frame(self._link.sock, pickle.dumps(message, protocol=5))
+        _send(self._link.sock, pickle.dumps(message, protocol=5))
 
     def _death(self) -> Died:
         child = self._link.child

@@ -119,7 +119,7 @@ class Server:
         assert self._engine is not None
         event: Any
         try:
-            with isolate(lambda error: ZvlError(f"the loader's process met a {type(error).__name__}: {error}")):
+            with isolate(_unexpected):
                 taken = self._engine.take()
                 if isinstance(taken, Delivery):
                     sample = None if taken.future is None else with_loss_tokens(taken.future.result())
@@ -173,8 +173,12 @@ class Server:
         if isinstance(self._loader, ZvlError):
             raise self._loader
         if self._first is None:
-            with isolate(lambda error: ZvlError(f"the loader's process met a {type(error).__name__}: {error}")):
-                self._engine = self._loader.start(peer.position)
+            try:
+                with isolate(_unexpected):
+                    self._engine = self._loader.start(peer.position)
+            except ZvlError as error:
+                self._loader = error  # for everyone who comes
+                raise
             self._first = peer.position
             return
         difference = _difference(self._first, peer.position)
@@ -230,6 +234,10 @@ class Server:
             self._engine.skip_to(min(peer.skip_to for peer in readers))
 
 
+def _unexpected(error: Exception) -> ZvlError:
+    return ZvlError(f"the loader's process met an unexpected {type(error).__name__}: {error}")
+
+
 def _difference(ours: Position, theirs: Position) -> str:
     """What a peer wants otherwise than the first one, in words; "" for nothing."""
     for name, one, other in zip(("dp_rank", "dp_size"), ours.ranks, theirs.ranks, strict=True):
@@ -266,7 +274,7 @@ def main(sock: socket.socket) -> None:
     setup: Setup = pickle.loads(payload)
     loader: Served | ZvlError
     try:
-        with isolate(lambda error: ZvlError(f"the loader's process cannot be set up: {type(error).__name__}: {error}")):
+        with isolate(_unexpected):
             pipeline, arguments = load_here(setup.pipeline)
             loader = Served(pipeline, **arguments)
     except ZvlError as error:
