@@ -2,35 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import numpy as np
 import pytest
 
+from reference.families import families
 from reference.family import CELLS, FamilyTests
 from zvl import registry
-
-HERE = Path(__file__).parent
-
-
-def families() -> dict[str, list[type[FamilyTests]]]:
-    """Layout to the test classes of this folder that pytest collects for it."""
-    found: dict[str, list[type[FamilyTests]]] = {}
-    for path in sorted(HERE.glob("test_*.py")):
-        if path == Path(__file__):
-            continue
-        spec = importlib.util.spec_from_file_location(f"table_{path.stem}", path)
-        assert spec is not None
-        assert spec.loader is not None
-        module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        for name, value in vars(module).items():
-            if name.startswith("Test") and isinstance(value, type) and issubclass(value, FamilyTests):
-                found.setdefault(value.layout, []).append(value)
-    return found
-
 
 FAMILIES = families()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-__all__ = ["as_flash_model", "serve_flash"]
+__all__ = ["as_flash_model", "serve_flash", "with_attention"]
 
 NAME = "flash_reference"
 
@@ -57,8 +57,13 @@ def serve_flash(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 def as_flash_model(model: Any) -> Any:
     """The same weights, every tower on the stand-ins."""
+    return with_attention(model, NAME)
+
+
+def with_attention(model: Any, name: str, parts: tuple[str, ...] = ("",)) -> Any:
+    """The same weights, those modules whose name contains one of `parts` on another attention of transformers."""
     copied = copy.deepcopy(model)
-    for module in copied.modules():
-        if hasattr(module, "config"):
-            module.config._attn_implementation = NAME
+    for path, module in copied.named_modules():
+        if hasattr(module, "config") and any(part in path for part in parts):
+            module.config._attn_implementation = name
     return copied
