@@ -233,7 +233,7 @@ def measure(name: str, folder: Path, shards: Shards, rounds: int) -> dict[str, A
 
 
 def main() -> None:
-    given = options(__doc__, rows=(2048, 256, "rows of each format"), rounds=(7, 1, "rounds of each"))
+    given = options(__doc__, rows=(4096, 256, "rows of each format"), rounds=(5, 1, "rounds of each"))
     rows = make_rows(given.rows)
     size = -(-len(rows) // SHARDS)
     shards = [rows[start : start + size] for start in range(0, len(rows), size)]
