@@ -65,3 +65,9 @@ def test_balance() -> None:
         run["wait"] >= 1 and 0.5 < run["fill"] <= 1 for run in result["none, knapsack"] + result["dataset 64, best_fit"]
     )
     assert all(figure > 0 for figure in result["cost_us"].values())
+
+
+def test_index() -> None:
+    result = quick("bench_index.py", "--quick")
+    assert result.keys() == {"offsets", "headers", "both", "with sidecars", "without"}
+    assert all(figure > 0 for figure in result.values())
