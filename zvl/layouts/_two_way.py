@@ -73,17 +73,17 @@ def visible(segment_ids: torch.Tensor, blocks: torch.Tensor | None, window: int 
     place = torch.arange(segment_ids.shape[-1], device=segment_ids.device)
     segments = (segment_ids[:, :, None], segment_ids[:, None, :])
     pairs = None if blocks is None else (blocks[:, :, None], blocks[:, None, :])
-    return sees(segments, pairs, place[:, None] - place, window)
+    return sees(segments, pairs, (place[:, None], place), window)
 
 
-def sees(segments: Pair, blocks: Pair | None, back: torch.Tensor, window: int | None) -> torch.Tensor:
-    """Whether tokens see others, of (that token's, the other's) segments and blocks, `back` tokens behind it.
+def sees(segments: Pair, blocks: Pair | None, places: Pair, window: int | None) -> torch.Tensor:
+    """Whether tokens see others, of (the tokens', the others') segments, blocks and places in the row.
 
     A token sees those of its own segment that are of its own block or not behind it, and with `window` only those
     fewer than `window` tokens back. Blocks count from 0; -1 is no block.
     """
-    seen = back >= 0
+    seen = places[0] >= places[1]
     if blocks is not None:
         seen = seen | ((blocks[0] == blocks[1]) & (blocks[0] >= 0))
     seen = seen & (segments[0] == segments[1])
-    return seen if window is None else seen & (back < window)
+    return seen if window is None else seen & (places[0] < places[1] + window)

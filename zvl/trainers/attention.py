@@ -74,7 +74,7 @@ def flex_block_mask(
     def seen(row: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         segments = (segment_ids[row, query], segment_ids[row, key])
         pairs = None if blocks is None else (blocks[row, query], blocks[row, key])
-        return sees(segments, pairs, query - key, window)
+        return sees(segments, pairs, (query, key), window)
 
     rows, length = segment_ids.shape
     return create_block_mask(seen, rows, None, length, length, device=segment_ids.device, BLOCK_SIZE=block_size)
