@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
+from transformers.loss.loss_utils import ForCausalLMLoss
 
 from reference.flash import reference_flash
 from reference.parts import load_tokenizer
@@ -249,6 +252,8 @@ def test_a_batch_without_loss_gives_zero_and_gradients_of_zero() -> None:
     (gradient,) = torch.autograd.grad(found, logits)
     assert found.item() == 0.0
     assert torch.equal(gradient, torch.zeros_like(gradient))
+    # What the models of transformers give there.
+    assert ForCausalLMLoss(logits, torch.full((1, 4), -100), 9).isnan()
 
 
 def test_what_cannot_work_is_refused(processors: dict[str, Processor]) -> None:
@@ -275,3 +280,17 @@ def test_an_attention_of_its_own_without_blocks_is_refused(processors: dict[str,
     for make in (trainers.attention_mask, trainers.flex_block_mask):
         with pytest.raises(RecipeError, match="an attention of its own and does not say which tokens see each other"):
             make(batch, processor)
+
+
+def test_what_the_page_shows_runs(processors: dict[str, Processor]) -> None:
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    section = page[page.index("## Attention") : page.index("## A packed row")]
+    batch = make_batch(processors["causal"])
+    names: dict[str, Any] = {"batch": batch, "processor": processors["causal"], "device": "cpu"}
+    names |= {"logits": torch.zeros(2, LENGTH, 9), "num_loss_tokens": torch.tensor(28)}
+    for code in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
+        exec(code, names)
+    assert torch.equal(names["dense"], expected(batch, "causal", None))
+    assert names["blocks"].shape == (2, 1, LENGTH, LENGTH)
+    assert names["borders"]["max_seqlen_k"] == 200
+    assert names["value"].item() == pytest.approx(math.log(9))

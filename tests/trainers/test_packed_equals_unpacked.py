@@ -7,6 +7,7 @@ family's Hugging Face processor makes of it, under the loss of the Hugging Face 
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,7 +86,7 @@ class Case:
     @functools.cached_property
     def alone(self) -> Outcome:
         """Sample by sample, Hugging Face's processing, masks and loss; gradients add up."""
-        model = self.model("sdpa").requires_grad_()
+        model = self.model("sdpa").train()
         model.zero_grad(set_to_none=True)
         logits, total = {}, torch.zeros((), dtype=torch.float64)
         for sample, theirs in zip(self.forward.samples, self.forward.theirs, strict=True):
@@ -111,7 +112,7 @@ class Case:
 
     def trained(self, model: Any, batch: Batch, inputs: Mapping[str, Any]) -> Outcome:
         """The model on a packed batch, under zvl's loss."""
-        model.requires_grad_().zero_grad(set_to_none=True)
+        model.train().zero_grad(set_to_none=True)
         with Doubles():
             found = model(**inputs).logits
             loss = trainers.loss(found, {"labels": self.small_labels(batch["labels"])}, batch["num_loss_tokens"])
@@ -304,3 +305,8 @@ def test_no_family_is_left_out() -> None:
     assert FAMILIES.keys() == set(registry.catalogue("layouts")) - ENCODERS
     assert FAMILIES.keys() >= ASKED_FOR
     assert all(not registry.load("layouts", layout).image_token for layout in ENCODERS)
+
+
+def test_the_page_has_a_row_for_every_family() -> None:
+    page = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| \d", page, flags=re.MULTILINE) == sorted(FAMILIES)
