@@ -1,0 +1,154 @@
+"""What a loader in a process of its own costs and saves the trainer, beside one in the trainer's process.
+
+    python benchmarks/bench_isolate.py [--json] [--quick]
+
+1. `next()` when a batch of 100 MB is ready, alone and together with one read of every page.
+2. A training loop that holds the interpreter 80 % of the time, on a core of its own, beside a loader of one worker on
+   another core whose operator is pure Python: by how much the loop gets slower.
+3. Images per second of the demo's pipeline.
+
+Subjects take turns; figures are medians. Needs two cores and nothing else that runs.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from _measure import WORKERS, Count, Subject, demo_pipeline, options, report, spread
+from bench_vlm import count
+
+import zvl
+from zvl.loader import Loader
+from zvl.shared import empty
+
+PAGE = 4096
+SPIN = 400_000
+"""Turns of an empty loop that take some 10 ms."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fill(zvl.Map):
+    """Adds `pixel_values` of so many MB, and thinks as long as `turns` of an empty loop take."""
+
+    megabytes: int
+    turns: int = 0
+
+    def __call__(self, sample: zvl.Sample) -> zvl.Sample:
+        spin(self.turns)
+        pixels = empty((self.megabytes, 1 << 20), np.uint8)
+        pixels[...] = sample["n"][0] % 251
+        return sample | {"pixel_values": pixels}
+
+
+def spin(turns: int) -> None:
+    for _ in range(turns):
+        pass
+
+
+def open_loader(isolate: bool, **fill: int) -> Loader:
+    rows = zvl.Mixture(zvl.from_rows([{"n": n} for n in range(64)]))
+    return zvl.Pipeline(rows, lanes=4).batch(1).apply(Fill(**fill)).loader(isolate=isolate, workers=1)
+
+
+def taking(given: Any) -> dict[str, dict[str, list[float]]]:
+    """Milliseconds of `next()`, and of it with a read of every page."""
+    loaders = {name: open_loader(name == "isolated", megabytes=100) for name in ("threads", "isolated")}
+    times: dict[str, dict[str, list[float]]] = {name: {"next": [], "both": []} for name in loaders}
+    for turn in range(given.turns):
+        for name, batches in loaders.items():
+            for _ in range(given.batches):
+                time.sleep(0.1)  # until one is ready
+                begun = time.perf_counter()
+                batch = next(batches)
+                taken = time.perf_counter()
+                batch["pixel_values"].view(-1)[::PAGE].sum()
+                done = time.perf_counter()
+                if turn:  # the first is for the ring to fill
+                    times[name]["next"].append((taken - begun) * 1e3)
+                    times[name]["both"].append((done - begun) * 1e3)
+            del batch
+    for batches in loaders.values():
+        batches.close()
+    return times
+
+
+def training(batches: Any, steps: int) -> float:
+    """Seconds of a loop that computes in Python for 40 ms and waits for 10; without batches if there are none."""
+    begun = time.perf_counter()
+    for _ in range(steps):
+        if batches is not None:
+            next(batches)
+        spin(4 * SPIN)
+        time.sleep(0.01)
+    return time.perf_counter() - begun
+
+
+def slowing(given: Any) -> dict[str, list[float]]:
+    """By how many percent the loop takes longer with a loader than alone, turn by turn."""
+    cores = sorted(os.sched_getaffinity(0))
+    longer: dict[str, list[float]] = {"threads": [], "isolated": []}
+    for name, percent in longer.items():
+        apart = name == "isolated"
+        os.sched_setaffinity(0, {cores[-1]} if apart else cores)  # a loader's process inherits it
+        with open_loader(apart, megabytes=8, turns=SPIN) as batches:
+            next(batches)
+            os.sched_setaffinity(0, {cores[0]} if apart else cores)
+            for _ in range(given.turns):
+                alone, beside = training(None, given.steps), training(batches, given.steps)
+                percent.append(100 * (beside / alone - 1))
+    os.sched_setaffinity(0, cores)
+    return longer
+
+
+def demo(isolate: bool) -> Generator[Count]:
+    with demo_pipeline(32).loader(workers=WORKERS, isolate=isolate) as batches:
+        for batch in batches:
+            yield count(batch.image_rows, batch.segments)
+
+
+def speed(given: Any) -> dict[str, list[float]]:
+    """Images per second of each turn."""
+    subjects = [Subject(name, demo, name == "isolated") for name in ("threads", "isolated")]
+    for _ in range(given.turns):
+        for subject in subjects:
+            subject.run(8, given.demo)
+    for subject in subjects:
+        subject.close()
+    return {one.name: [reading.images / reading.time.wall for reading in one.readings] for one in subjects}
+
+
+def main() -> None:
+    given = options(
+        __doc__,
+        turns=(3, 2, "turns of each subject"),
+        batches=(15, 2, "batches of 100 MB in a turn"),
+        steps=(40, 2, "steps of the training loop in a turn"),
+        demo=(60, 4, "batches of the demo's pipeline in a turn"),
+    )
+    times, longer, images = taking(given), slowing(given), speed(given)
+    names = ("threads", "isolated")
+    middle = statistics.median
+    figures: dict[str, Any] = {
+        "next_ms": {name: middle(times[name]["next"]) for name in names},
+        "page_ratio": middle(times["isolated"]["both"]) / middle(times["threads"]["both"]),
+        "loss_percent": {name: middle(longer[name]) for name in names},
+        "images_per_s": {name: middle(images[name]) for name in names},
+        "speed_ratio": middle([b / a for a, b in zip(images["threads"], images["isolated"], strict=True)]),
+    }
+    rows = [
+        ["next() of 100 MB, ms", *(spread(times[name]["next"], 3) for name in names), "0.2"],
+        ["and every page read, ms", *(spread(times[name]["both"], 3) for name in names), "1.2 times"],
+        ["longer training loop, %", *(spread(longer[name]) for name in names), "5"],
+        ["demo, images/s", *(spread(images[name]) for name in names), ""],
+    ]
+    report("a loader in the trainer's process and in its own", ["", *names, "at most"], rows, figures, given)
+
+
+if __name__ == "__main__":
+    main()
