@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 from zvl.errors import BadData
 
@@ -31,6 +31,10 @@ class ImageInfo:
             return self.height, self.width
         return self.width, self.height
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Of these three a process sends thousands a second, and a dataclass pickles itself slowly.
+        return ImageInfo, (self.format, self.width, self.height, self.orientation)
+
 
 @dataclass(frozen=True, slots=True)
 class ImagePlan:
@@ -48,6 +52,9 @@ class ImagePlan:
     width: int
     height: int
     geometry: tuple[int, ...]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImagePlan, (self.rows, self.tokens, self.patches, self.width, self.height, self.geometry)
 
 
 class Fetches(Protocol):
@@ -95,6 +102,9 @@ class Image:
     data: bytes | ImageRef | BadData
     info: ImageInfo
     plan: ImagePlan
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Image, (self.data, self.info, self.plan)
 
     def read(self) -> bytes:
         """The compressed bytes; where `data` is a reference, read now. Raises BadData, StorageError."""

@@ -8,7 +8,7 @@ import queue
 import socket
 import threading
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import zvl.nodes
 from zvl.errors import RecipeError, ZvlError
@@ -21,6 +21,15 @@ from zvl.shared.pickling import dumps, heavy_leaves, loads
 from zvl.shared.segments import Outlet, Ring
 
 __all__ = ["serve"]
+
+
+class Request(NamedTuple):
+    """A call."""
+
+    released: list[int]
+    one_by_one: bool
+    body: bytearray
+    raw: dict[int, bytes]
 
 
 def serve(sock: socket.socket) -> None:
@@ -36,18 +45,23 @@ def serve(sock: socket.socket) -> None:
         return
     allocate_from(ring)
     zvl.nodes.watch = progress
-    calls: queue.SimpleQueue[tuple[bytearray, bytearray]] = queue.SimpleQueue()
+    calls: queue.SimpleQueue[Request] = queue.SimpleQueue()
     # The next call is read while one runs; and the end of the parent ends a worker that computes.
     threading.Thread(target=_receive, args=(sock, calls), name="zvl-receive", daemon=True).start()
     answer = _Answers(ring, Outlet(ring), known, progress)
     while True:
-        send_frame(sock, answer(*calls.get()))
+        send_frame(sock, answer(calls.get()))
 
 
-def _receive(sock: socket.socket, calls: queue.SimpleQueue[tuple[bytearray, bytearray]]) -> None:
-    """Two frames a call: (segments that were let go, whether to go one by one), and (function, arguments)."""
+def _receive(sock: socket.socket, calls: queue.SimpleQueue[Request]) -> None:
+    """Two frames a call: (segments that were let go, whether to go one by one, sizes of what is raw), and (function,
+    arguments). Behind them what is raw: large bytes, which are spared the pickle."""
     while (head := receive_frame(sock)) is not None and (body := receive_frame(sock)) is not None:
-        calls.put((head[0], body[0]))
+        released, one_by_one, sizes = pickle.loads(head[0])
+        raw = {name: sock.recv(size, socket.MSG_WAITALL) for name, size in sizes.items()}
+        if [len(one) for one in raw.values()] != [*sizes.values()]:
+            break
+        calls.put(Request(released, one_by_one, body[0], raw))
     os._exit(0)
 
 
@@ -55,13 +69,14 @@ class _Answers:
     """From the bytes of a call to those of its outcome, (result, error)."""
 
     def __init__(self, ring: Ring, outlet: Outlet, known: tuple[Any, ...], progress: Progress) -> None:
-        self._ring, self._outlet, self._known, self._progress = ring, outlet, known, progress
+        self._ring, self._outlet, self._progress = ring, outlet, progress
+        self._known = dict(enumerate(known))
         self._names = {id(value): name for name, value in enumerate(known)}
 
-    def __call__(self, head: bytearray, body: bytearray) -> bytes:
-        released, self._progress.one_by_one = pickle.loads(head)
-        self._outlet.release(released)
-        call, args = loads(body, self._known.__getitem__)
+    def __call__(self, request: Request) -> bytes:
+        self._progress.one_by_one = request.one_by_one
+        self._outlet.release(request.released)
+        call, args = loads(request.body, (self._known | request.raw).__getitem__)
         first = len(self._known)
         leaves = [*heavy_leaves(args)]  # kept alive here: what comes back unchanged is named, not sent
         names = self._names | {id(leaf): first + i for i, leaf in enumerate(leaves)}

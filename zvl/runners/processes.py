@@ -80,13 +80,18 @@ class _Call:
         self.future, self.call, self.args = future, call, args
         self.leaves: list[Any] = []
         """What the worker may name instead of sending it back."""
+        self.raw: dict[int, bytes] = {}
+        """Those of them that go as they are, behind the pickle: compressed images."""
         self.body = b""
         self.deaths = self.overtimes = 0
 
     def pack(self, known: Known) -> ZvlError | None:
         """Pickle it; an error if that cannot be."""
         self.leaves = [*heavy_leaves(self.args)]
-        body, error = attempt(dumps, ((self.call, self.args), known.names), partial(_cannot_send, self))
+        first = len(known.values)
+        names = {id(leaf): first + i for i, leaf in enumerate(self.leaves) if isinstance(leaf, bytes)}
+        self.raw = {name: self.leaves[name - first] for name in names.values()}
+        body, error = attempt(dumps, ((self.call, self.args), known.names | names), partial(_cannot_send, self))
         self.body = body or b""
         return error
 
@@ -203,8 +208,11 @@ class _Worker:
         """Give it a call. If it is gone, `receive` will tell."""
         released = [self._released.popleft() for _ in range(len(self._released))]
         with suppress(ConnectionError):
-            send_frame(self.child.sock, pickle.dumps((released, call.deaths + call.overtimes > 0)))
+            sizes = {name: len(raw) for name, raw in call.raw.items()}
+            send_frame(self.child.sock, pickle.dumps((released, call.deaths + call.overtimes > 0, sizes)))
             send_frame(self.child.sock, call.body)
+            for raw in call.raw.values():
+                self.child.sock.sendall(raw)
 
     def receive(self, deadline: float | None) -> bytearray | None:
         """The next outcome; None if the worker is gone. TimeoutError behind `deadline` of ``time.monotonic``."""

@@ -72,6 +72,7 @@ def start_child(entry: str, environment: Mapping[str, str] = {}, *, outlives: bo
 
 def with_main(data: bytes) -> bytes:
     """A pickle together with what `load_here` needs to find functions of the script that runs here, if it has any."""
+    _refuse_while_importing_main()
     main: dict[str, Any] = {}
     if b"_main__" in data:  # multiprocessing calls that of its children __mp_main__
         found = spawn.get_preparation_data("zvl")
