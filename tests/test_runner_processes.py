@@ -28,6 +28,7 @@ from zvl.nodes import Node, run_nodes
 from zvl.runners import make_runner
 from zvl.runners.processes import Known, ProcessRunner
 from zvl.shared.pickling import RemoteCause
+from zvl.verify import verify
 
 TESTS = str(Path(__file__).parent)
 
@@ -110,6 +111,15 @@ def test_resume_goes_on_in_other_runners() -> None:
     with pipeline.loader(runner="threads", workers=2) as loader:
         loader.load_state_dict(state)
         assert first + [batch_digest(batch) for batch in loader] == expected
+
+
+def test_verify_compares_processes_too() -> None:
+    runners = ("inline", "threads", "processes")
+    pipeline = ops.pipeline(40).apply(ops.Pixels(kilobytes=70))
+    report = verify(pipeline, steps=4, dp_sizes=(1, 2), workers=(2,), runners=runners, resume_at=2)
+    assert report.differences == []
+    assert report.configurations == 8
+    assert len(report.steps) == 4
 
 
 def test_what_comes_back_unchanged_is_the_same_object(pool: ProcessRunner) -> None:
