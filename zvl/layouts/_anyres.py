@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor
+from zvl.layouts._arrays import as_tensor, interleaved
 from zvl.layouts._llava import Ints, LlavaLayout, check_sides, in_groups, store_tile
+from zvl.layouts._tiles import join_tiles
 from zvl.protocols import Pixels, Resize
 
 __all__ = ["AnyResLayout"]
@@ -115,6 +116,18 @@ class AnyResLayout(LlavaLayout):
         new_height, new_width = fit(height, width, grid)
         store_tile(resize(pixels, self.image_size, self.image_size, self.resample), out[0])
         cut_tiles(resize(pixels, new_width, new_height, self.resample), grid, out[1:])
+
+    def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
+        """The resized image without its black borders, and the thumbnail; of a single row that alone."""
+        thumbnail = interleaved(rows[0])
+        if len(rows) == 1:
+            return [thumbnail]
+        height, width = geometry["image_sizes"].tolist()
+        grid = self._grid(height, width)
+        high, wide = fit(height, width, grid)
+        top, left = (grid[0] - high) // 2, (grid[1] - wide) // 2
+        whole = join_tiles(rows[1:], grid[1] // self.image_size)
+        return [whole[top : top + high, left : left + wide], thumbnail]
 
     def features(self, geometry: Mapping[str, npt.NDArray[Any]]) -> Ints:
         """Features of each image, int64 (images,)."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from zvl.protocols import Pixels
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_tensor", "cut_blocks", "normalise", "planar"]
+__all__ = ["as_tensor", "cut_blocks", "interleaved", "join_blocks", "normalise", "planar"]
 
 
 def planar(pixels: Pixels) -> Pixels:
@@ -37,6 +38,19 @@ def cut_blocks(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
     lines = channels.view(line).reshape(depth, rows, merge, patch, columns, merge)
     ordered = lines.transpose(1, 4, 2, 5, 0, 3)
     out.view(line).reshape(ordered.shape)[...] = ordered
+
+
+def join_blocks(patches: Pixels, grid: tuple[int, int], merge: int) -> Pixels:
+    """The image, uint8 (H, W, 3), that `cut_blocks` has cut into a `grid` of (rows, columns) patches."""
+    rows, columns = grid
+    patch = math.isqrt(patches.shape[-1] // 3)
+    blocks = patches.reshape(rows // merge, columns // merge, merge, merge, 3, patch, patch)
+    return blocks.transpose(0, 2, 5, 1, 3, 6, 4).reshape(rows * patch, columns * patch, 3)
+
+
+def interleaved(tile: Pixels) -> Pixels:
+    """A tile (3, H, W) as an image (H, W, 3)."""
+    return np.ascontiguousarray(tile.transpose(1, 2, 0))
 
 
 def normalise(values: torch.Tensor, mean: Sequence[float], std: Sequence[float], channel: int = 1) -> torch.Tensor:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor, cut_blocks, normalise
+from zvl.layouts._arrays import as_tensor, cut_blocks, join_blocks, normalise
 from zvl.layouts._mrope import mrope_positions
 from zvl.protocols import Filter, Pixels, Resize
 
@@ -129,6 +129,11 @@ class QwenLayout:
         """Resize `pixels` and cut them into `out`, uint8 (patches, 588)."""
         resized = resize(pixels, plan.width, plan.height, self.resample)
         cut_blocks(resized, self.patch_size, self.merge_size, out)
+
+    def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
+        """The resized image."""
+        _, high, wide = geometry["image_grid_thw"].tolist()
+        return [join_blocks(rows, (high, wide), self.merge_size)]
 
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """`image_grid_thw`, int64 (images, 3)."""

@@ -12,8 +12,9 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor, normalise, planar
+from zvl.layouts._arrays import as_tensor, interleaved, normalise, planar
 from zvl.layouts._saved import pillow_filter, square_side
+from zvl.layouts._tiles import arrange
 from zvl.protocols import Filter, Pixels, Resize
 
 __all__ = ["HALF", "SquareLayout", "copy_tiles"]
@@ -85,6 +86,12 @@ class SquareLayout(ABC):
 
     @abstractmethod
     def write(self, pixels: Pixels, plan: ImagePlan, resize: Resize, out: Pixels) -> None: ...
+
+    def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
+        """The grid of tiles as one image, and the whole image in one tile, the last row; of a single row that alone."""
+        if len(rows) == 1:
+            return [interleaved(rows[0])]
+        return [arrange(rows[:-1], rows[-1]), interleaved(rows[-1])]
 
     @abstractmethod
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]: ...

@@ -132,6 +132,10 @@ class Gemma3(SquareLayout):
             crop = pixels[top : top + high, left : left + wide]
             out[index + 1] = planar(resize(crop, side, side, self.resample))
 
+    def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
+        """The crops side by side, each stretched to its tile, and the whole image; without crops that alone."""
+        return super().unwrite(np.roll(rows, -1, axis=0), geometry)
+
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """`num_crops`, int64 (images,)."""
         return {"num_crops": np.array([plan.rows - 1 for plan in plans], dtype=np.int64)}

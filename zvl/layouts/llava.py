@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor
+from zvl.layouts._arrays import as_tensor, interleaved
 from zvl.layouts._llava import (
     Ints,
     LlavaLayout,
@@ -130,6 +130,10 @@ class Llava(LlavaLayout):
         resized = resize(pixels, plan.width, plan.height, self.resample)
         top, left = (plan.height - self.image_size) // 2, (plan.width - self.image_size) // 2
         store_tile(resized[top : top + self.image_size, left : left + self.image_size], out[0])
+
+    def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
+        """The square."""
+        return [interleaved(rows[0])]
 
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """Nothing: all images are alike."""

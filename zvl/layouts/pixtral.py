@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor, cut_blocks
+from zvl.layouts._arrays import as_tensor, cut_blocks, join_blocks
 from zvl.layouts._llava import Ints, LlavaLayout, check_sides
 from zvl.protocols import Pixels, Resize
 
@@ -109,6 +109,11 @@ class Pixtral(LlavaLayout):
     def write(self, pixels: Pixels, plan: ImagePlan, resize: Resize, out: Pixels) -> None:
         """Store the patches in `out`, uint8 (patches, 768), row by row."""
         cut_blocks(resize(pixels, plan.width, plan.height, self.resample), self.patch_size, 1, out)
+
+    def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
+        """The resized image."""
+        high, wide = geometry["image_sizes"].tolist()
+        return [join_blocks(rows, (high // self.patch_size, wide // self.patch_size), 1)]
 
     def features(self, geometry: Mapping[str, npt.NDArray[Any]]) -> Ints:
         """Features of each image, int64 (images,)."""

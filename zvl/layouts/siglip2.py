@@ -99,6 +99,13 @@ class Siglip2:
         patches = resized.reshape(rows, side, columns, side, 3).transpose(0, 2, 1, 3, 4)
         out.reshape(patches.shape)[...] = patches
 
+    def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
+        """The resized image."""
+        high, wide = geometry["spatial_shapes"].tolist()
+        side = self.patch_size
+        patches = rows.reshape(high, wide, side, side, 3)
+        return [patches.transpose(0, 2, 1, 3, 4).reshape(high * side, wide * side, 3)]
+
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """`spatial_shapes`, int64 (images, 2)."""
         return {"spatial_shapes": np.array([plan.geometry for plan in plans], dtype=np.int64).reshape(-1, 2)}
