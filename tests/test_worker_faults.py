@@ -54,6 +54,7 @@ def test_workers_killed_at_any_time_change_nothing() -> None:
             if number % 10 == 0 and (found := workers_of(os.getpid())):
                 os.kill(found[number // 10 % len(found)], signal.SIGKILL)
     assert got == expected
+    assert loader.stats()["worker_restarts"] > 2
     assert number > 30
 
 

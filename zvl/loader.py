@@ -230,7 +230,8 @@ class Loader:
     def stats(self) -> dict[str, Any]:
         """Totals since this loader began: batches, images, tokens, seconds waited in `next`, what left the stream."""
         peak = {"peak_bytes": self._engine.peak_bytes} if self._engine and self._max_bytes else {}
-        return {**self._totals, "waited_s": self._waited, "dropped": dict(self._ledger.counts), **peak}
+        replaced = {"worker_restarts": self._pools.restarts} if self._pools.remote else {}
+        return {**self._totals, "waited_s": self._waited, "dropped": dict(self._ledger.counts), **peak, **replaced}
 
     def close(self) -> None:
         """End all threads and close all files. Safe to call twice."""

@@ -84,6 +84,11 @@ class Pools:
         """Whether anything runs in other processes."""
         return self._known is not None
 
+    @property
+    def restarts(self) -> int:
+        """Workers that were replaced since the start."""
+        return sum(getattr(runner, "restarts", 0) for runner in self._runners.values())
+
     def start(self) -> Mapping[str, Runner]:
         """Make the runners, by kind."""
         self._runners = {
