@@ -303,3 +303,24 @@ def test_the_command_line_isolates(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     refused = zvl("verify", "a.toml", "--isolate", "maybe")
     assert refused.exit_code == 2
     assert "expected no, yes or both, got 'maybe'" in refused.output
+
+
+def test_worker_processes_inside_give_the_same_and_end_with_it() -> None:
+    pipe = endless()
+    whole = expected(pipe, 10)
+    with isolated(pipe, runner="processes") as loader:
+        assert hashes(loader, 4) == whole[:4]
+        workers = children(pid(loader))
+        assert len(workers) == 2
+        os.kill(pid(loader), signal.SIGKILL)
+        assert hashes(loader, 6) == whole[4:]
+        assert eventually(lambda: all(map(gone, workers)))
+        workers = children(pid(loader))
+        assert len(workers) == 2
+    assert eventually(lambda: all(map(gone, workers)))
+
+
+def children(number: int) -> list[int]:
+    """The processes that a process has started."""
+    tasks = Path(f"/proc/{number}/task").iterdir()
+    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
