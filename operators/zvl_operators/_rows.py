@@ -12,7 +12,7 @@ from zvl.batch import Segment
 from zvl.errors import RecipeError
 from zvl.operator import Sample
 
-__all__ = ["IGNORE", "ROW_FIELDS", "build_row", "count_tokens", "piece"]
+__all__ = ["IGNORE", "ROW_FIELDS", "build_row", "count_tokens", "lengthen", "piece"]
 
 Ints = npt.NDArray[np.int64]
 
@@ -85,6 +85,22 @@ def piece(sample: Sample, start: int, stop: int) -> Sample:
         "labels": sample["labels"][start:stop],
         "position_ids": positions - positions[..., :1],
     }
+
+
+def lengthen(sample: Sample, tokens: int, pad_id: int) -> Sample:
+    """The sample with padding behind it up to `tokens` tokens, its positions going on; itself if it has as many."""
+    more = tokens - len(sample["input_ids"])
+    if not more:
+        return sample
+    longer = sample | {
+        "input_ids": _join([sample["input_ids"]], np.full(more, pad_id)),
+        "labels": _join([sample["labels"]], np.full(more, IGNORE)),
+    }
+    positions: Ints | None = sample.get("position_ids")
+    if positions is not None:
+        on = np.arange(more) + positions.max() + 1
+        longer["position_ids"] = _join([positions], np.broadcast_to(on, (*positions.shape[:-1], more)))
+    return longer
 
 
 def _segments(samples: Sequence[Sample], sizes: Sequence[int]) -> tuple[tuple[Segment, ...], list[Any]]:

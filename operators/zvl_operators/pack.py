@@ -15,7 +15,7 @@ from zvl.operator import Accumulate, Accumulator, Sample
 
 from ._dummy import Dummy, with_dummy
 from ._packers import Bins, Budget, Item, Knapsack, Packer, Wrap
-from ._rows import build_row, count_tokens, piece
+from ._rows import build_row, count_tokens, lengthen, piece
 
 if TYPE_CHECKING:
     from zvl.processor import Processor
@@ -69,6 +69,11 @@ class Pack(Accumulate):
     pad_id: int = 0
     """`input_ids` of the padding."""
 
+    segment_multiple: int = 1
+    """Each sample's tokens are filled up to a multiple of this, inside its segment, with `pad_id`, labels -100 and
+    positions that go on: context parallelism cuts each sample into two parts a rank, so it wants twice its degree.
+    `max_tokens` must be a multiple too."""
+
     dummy_image: bool = False
     """A row without images gets the smallest legal one at the beginning of its padding, as zero bytes: for trainers
     whose ranks must all run the vision tower. Every row keeps room for it; it belongs to no sample, and stands in no
@@ -81,7 +86,7 @@ class Pack(Accumulate):
         for field, choices in (("algorithm", get_args(Algorithm)), ("overflow", get_args(Overflow))):
             if getattr(self, field) not in choices:
                 raise RecipeError(f"pack: expected {field} among {', '.join(choices)}, got {getattr(self, field)!r}")
-        for field, least in (("max_tokens", 1), ("lookahead", 2), ("num_bins", 1)):
+        for field, least in (("max_tokens", 1), ("lookahead", 2), ("num_bins", 1), ("segment_multiple", 1)):
             if getattr(self, field) < least:
                 raise RecipeError(f"pack: expected {field} of at least {least}, got {getattr(self, field)}")
         for field in ("max_patches", "max_images"):
@@ -90,11 +95,20 @@ class Pack(Accumulate):
                 raise RecipeError(f"pack: expected {field} of at least 1, got {limit}: leave it out for no limit")
             if limit is not None and self.algorithm == "wrap":
                 raise RecipeError(f"pack: algorithm 'wrap' is for text without images: leave out {field}")
+        if self.max_tokens % self.segment_multiple:
+            raise RecipeError(
+                f"pack: expected max_tokens to be a multiple of segment_multiple={self.segment_multiple}, got "
+                f"{self.max_tokens}: take {self.filled(self.max_tokens)}"
+            )
         if self.dummy_image != (self.processor is not None):
             raise RecipeError(
                 "pack: expected dummy_image=True and processor together, got one of them: "
                 "give the processor of probe_images, or leave both out"
             )
+
+    def filled(self, tokens: int) -> int:
+        """What so many tokens of a sample take of a row."""
+        return -(-tokens // self.segment_multiple) * self.segment_multiple
 
     @functools.cached_property
     def dummy(self) -> Dummy | None:
@@ -182,11 +196,12 @@ class PackAccumulator:
                     f"pack: algorithm 'wrap' is for text without images, got a sample with {len(images)}: "
                     "use algorithm='knapsack'"
                 )
-            return Item(tokens, 0, 0, sample)
+            filled = pack.filled(tokens)
+            return Item(filled, 0, 0, lengthen(sample, filled, pack.pad_id))
         patches = image_patches(images) if images and pack.max_patches is not None else []
-        item = Item(tokens, sum(patches), len(images), sample)
+        item = Item(pack.filled(tokens), sum(patches), len(images), sample)
         if self._exceeded(item) is None:
-            return item
+            return item._replace(payload=lengthen(sample, item.tokens, pack.pad_id))
         if pack.overflow == "truncate_turns":
             return self._truncate(item, patches)
         raise self._too_big(item, "drop it with overflow='drop', cut it with 'truncate_turns', or raise the limit")
@@ -214,7 +229,7 @@ class PackAccumulator:
 
     def _truncate(self, item: Item, patches: list[int]) -> Item:
         """Cut after the last assistant's turn up to which it fits; images behind it go with their tokens."""
-        sample = item.payload
+        pack, sample = self._pack, item.payload
         for field in ("turn_ends", "image_starts"):
             if field not in sample and (field == "turn_ends" or item.images):
                 raise RecipeError(
@@ -228,9 +243,9 @@ class PackAccumulator:
             )
         for stop in reversed([int(end) for end in sample["turn_ends"]]):
             images = int((starts < stop).sum())
-            cut = Item(stop, sum(patches[:images]), images, None)
-            if 0 < stop < item.tokens and self._exceeded(cut) is None:
-                return cut._replace(payload=cut_turns(sample, stop, images))
+            cut = Item(pack.filled(stop), sum(patches[:images]), images, None)
+            if 0 < stop < len(sample["input_ids"]) and self._exceeded(cut) is None:
+                return cut._replace(payload=lengthen(cut_turns(sample, stop, images), cut.tokens, pack.pad_id))
         raise self._too_big(item, "it has no turn border that fits, so it cannot be cut at a turn")
 
 
