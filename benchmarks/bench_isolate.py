@@ -143,10 +143,10 @@ def speed(given: Any) -> dict[str, list[float]]:
 def main() -> None:
     given = options(
         __doc__,
-        turns=(3, 2, "turns of each subject"),
-        batches=(15, 2, "batches of 100 MB in a turn"),
-        steps=(40, 2, "steps of the training loop in a turn"),
-        demo=(60, 4, "batches of the demo's pipeline in a turn"),
+        turns=(3, 1, "turns of each subject"),
+        batches=(15, 1, "batches of 100 MB in a turn"),
+        steps=(40, 1, "steps of the training loop in a turn"),
+        demo=(60, 2, "batches of the demo's pipeline in a turn"),
     )
     times, longer, images = taking(given), slowing(given), speed(given)
     middle = statistics.median

@@ -71,3 +71,11 @@ def test_index() -> None:
     result = quick("bench_index.py", "--quick")
     assert result.keys() == {"offsets", "headers", "both", "with sidecars", "without"}
     assert all(figure > 0 for figure in result.values())
+
+
+@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
+def test_isolate() -> None:
+    result = quick("bench_isolate.py", "--quick")
+    assert result["page_ratio"] > 0
+    for figure in ("next_ms", "images_per_s"):
+        assert all(result[figure][name] > 0 for name in ("threads", "isolated"))
