@@ -17,103 +17,26 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from zvl.blocklist import row_of
-from zvl.errors import OperatorError, RecipeError, ZvlError, isolate
-from zvl.nodes import Node
-from zvl.operator import Sample
+from zvl.errors import ZvlError
+from zvl.runners._calls import DEATHS, DEPTH, OVERTIMES, STARTS, Call, Known, given_up
 from zvl.runners._progress import Progress
 from zvl.runners._settle import attempt
-from zvl.shared.child import ONE_THREAD, Child, start_child, with_main
+from zvl.shared.child import ONE_THREAD, Child, start_child
 from zvl.shared.frames import receive_frame, send_frame
 from zvl.shared.memory import available_bytes
-from zvl.shared.pickling import dumps, heavy_leaves, loads
+from zvl.shared.pickling import loads
 from zvl.shared.segments import Inlet
 
 __all__ = ["Known", "ProcessRunner"]
 
 LAST = sys.maxsize
 """The priority number of the sentinel that ends a keeper: behind everything else."""
-
-DEPTH = 2
-"""Calls that a worker has: one runs, the next lies ready, so that it never waits for this process's interpreter."""
-
-DEATHS, OVERTIMES = 3, 2
-"""How often a call may end its worker, or exceed `timeout_s`, until it is given up."""
-
-STARTS = 3
-"""How often in a row a worker may end before it is ready."""
-
-
-class Known:
-    """What both ends know from the start, and call by number: the pipeline's nodes, and datasets that read late.
-
-    RecipeError for an operator that cannot be pickled.
-    """
-
-    def __init__(self, nodes: Sequence[Node], datasets: Sequence[Any] = ()) -> None:
-        for node in nodes:
-            with isolate(partial(_unpicklable, node)):
-                pickle.dumps(node)
-        self.values = (*nodes, *datasets)
-        self.packed = with_main(pickle.dumps(self.values, protocol=5))
-        self.names = {id(value): name for name, value in enumerate(self.values)}
-
-
-def _unpicklable(node: Node, error: Exception) -> RecipeError:
-    return RecipeError(
-        f"operator {node.name!r}: expected one that can be sent to a worker process, got {type(error).__name__}: "
-        f"{error}; use a function that stands at the top of a module (no lambda, nothing nested) and plain values as "
-        'fields, or run this operator with runner="threads"'
-    )
-
-
-class _Call:
-    """A call on its way, and how often it went wrong."""
-
-    def __init__(self, future: Future[Any], call: Callable[..., Any], args: tuple[Any, ...]) -> None:
-        self.future, self.call, self.args = future, call, args
-        self.leaves: list[Any] = []
-        """What the worker may name instead of sending it back."""
-        self.raw: dict[int, bytes] = {}
-        """Those of them that go as they are, behind the pickle: compressed images."""
-        self.body = b""
-        self.deaths = self.overtimes = 0
-
-    def pack(self, known: Known) -> ZvlError | None:
-        """Pickle it; an error if that cannot be."""
-        self.leaves = [*heavy_leaves(self.args)]
-        first = len(known.values)
-        names = {id(leaf): first + i for i, leaf in enumerate(self.leaves) if isinstance(leaf, bytes)}
-        self.raw = {name: self.leaves[name - first] for name in names.values()}
-        body, error = attempt(dumps, ((self.call, self.args), known.names | names), partial(_cannot_send, self))
-        self.body = body or b""
-        return error
-
-    def settle(self, result: Any, error: ZvlError | None) -> None:
-        if self.future.set_running_or_notify_cancel():
-            if error is None:
-                self.future.set_result(result)
-            else:
-                self.future.set_exception(error)
-
-    def samples(self) -> list[Any]:
-        """The samples among its arguments."""
-        found = [one for arg in self.args for one in (arg if isinstance(arg, list) else [arg])]
-        return [one for one in found if isinstance(one, dict)]
-
-
-def _cannot_send(call: _Call, error: Exception) -> ZvlError:
-    keys = ", ".join(str(sample.get("__key__")) for sample in call.samples())
-    return ZvlError(
-        f"expected samples that can be sent to a worker process, got {type(error).__name__}: {error}; samples: {keys}. "
-        'Put plain values and arrays into samples, or use runner="threads"'
-    )
 
 
 class ProcessRunner:
@@ -130,7 +53,7 @@ class ProcessRunner:
         self.closing = False
         self.restarts = 0
         """Workers that were replaced."""
-        self._calls: queue.PriorityQueue[tuple[int, int, _Call | None]] = queue.PriorityQueue()
+        self._calls: queue.PriorityQueue[tuple[int, int, Call | None]] = queue.PriorityQueue()
         self._ticket = itertools.count()
         self._idle = 0
         self._lock = threading.Lock()
@@ -141,10 +64,10 @@ class ProcessRunner:
         if self.closing:
             future.cancel()
         else:
-            self._calls.put((priority, next(self._ticket), _Call(future, call, args)))
+            self._calls.put((priority, next(self._ticket), Call(future, call, args)))
         return future
 
-    def take(self, wait: bool) -> _Call | None:
+    def take(self, wait: bool) -> Call | None:
         """The most urgent waiting call; None if there is none, or the end has come.
 
         A keeper that does not wait leaves as many calls as there are others that do.
@@ -204,12 +127,12 @@ class _Worker:
         if error is not None:
             raise error
 
-    def send(self, call: _Call) -> None:
+    def send(self, call: Call) -> None:
         """Give it a call. If it is gone, `receive` will tell."""
         released = [self._released.popleft() for _ in range(len(self._released))]
         with suppress(ConnectionError):
             sizes = {name: len(raw) for name, raw in call.raw.items()}
-            send_frame(self.child.sock, pickle.dumps((released, call.deaths + call.overtimes > 0, sizes)))
+            send_frame(self.child.sock, pickle.dumps((released, call.careful, sizes)))
             send_frame(self.child.sock, call.body)
             for raw in call.raw.values():
                 self.child.sock.sendall(raw)
@@ -223,14 +146,9 @@ class _Worker:
         frame = receive_frame(self.child.sock)
         return None if frame is None else frame[0]
 
-    def outcome(self, data: bytearray, call: _Call, known: Known) -> tuple[Any, ZvlError | None]:
+    def outcome(self, data: bytearray, call: Call, known: Known) -> tuple[Any, ZvlError | None]:
         """(result, error) from what was received."""
-        first = len(known.values)
-
-        def resolve(name: int) -> Any:
-            return known.values[name] if name < first else call.leaves[name - first]
-
-        pair, error = attempt(self._inlet.unpack, (data, resolve))
+        pair, error = attempt(self._inlet.unpack, (data, partial(call.object, known=known)))
         return pair if error is None else (None, error)
 
 
@@ -240,7 +158,7 @@ class _Keeper:
     def __init__(self, pool: ProcessRunner, number: int) -> None:
         self._pool = pool
         self._child: Child | None = None
-        self._calls: deque[_Call] = deque()
+        self._calls: deque[Call] = deque()
         """Not answered yet; the worker has them, the first one runs."""
         self.thread = threading.Thread(target=self._keep, name=f"zvl-keeper-{number}", daemon=True)
         self.thread.start()
@@ -325,8 +243,8 @@ class _Keeper:
     def _check(self, worker: _Worker, what: str) -> None:
         """Give up the call that ran, if it went wrong too often; else the next worker does it again."""
         call = self._calls[0]
-        if call.deaths == DEATHS or call.overtimes == OVERTIMES:
-            self._calls.popleft().settle(None, _given_up(call, *worker.progress.read(), what))
+        if call.hopeless:
+            self._calls.popleft().settle(None, given_up(call, *worker.progress.read(), what))
 
 
 def _how_it_ended(child: Child) -> str:
@@ -343,24 +261,3 @@ def _no_start(error: Exception) -> ZvlError:
         f"worker processes end before they are ready, {STARTS} times in a row; the last one: {error}. Look at what "
         "they print; is there enough memory?"
     )
-
-
-def _given_up(call: _Call, operator: str, key: str, what: str) -> OperatorError:
-    """The error for a call that is at fault itself: it is never masked or dropped, since that would be timing."""
-    samples = call.samples()
-    operator = operator or "unknown"
-    key = key or str(samples[0].get("__key__") if samples else "unknown")
-    detail = f"it {what}. Nothing is dropped for that, since it may be chance and batches must not depend on it. "
-    rows = [row_of(key)[0]] if "#" in key else _rows(samples)
-    if len(rows) == 1:
-        detail += f"If this row is the cause, block it: zvl quarantine add {rows[0]}"
-    elif rows:
-        detail += f"If one of its rows is the cause, block that: zvl quarantine add KEY, KEY being {' or '.join(rows)}"
-    return OperatorError(operator, key, detail)
-
-
-def _rows(samples: Sequence[Sample]) -> list[str]:
-    """The rows behind batches."""
-    segments = [of_row for sample in samples for of_row in sample.get("segments", ())]
-    keys = [segment.key for of_row in segments for segment in of_row]
-    return [*dict.fromkeys(row_of(key)[0] for key in keys)]
