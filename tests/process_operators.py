@@ -103,6 +103,14 @@ class Pixels(zvl.SplitMap):
         return batch
 
 
+@dataclass(frozen=True, kw_only=True)
+class Sized(Pixels):
+    """It says what its result takes."""
+
+    def result_bytes(self, sample: zvl.Sample) -> int:
+        return self.kilobytes << 10
+
+
 @dataclass(frozen=True)
 class Part:
     key: str

@@ -48,7 +48,9 @@ class IsolatedLoader(Loader):
     ) -> None:
         _check_share(share, peers)
         super().__init__(pipeline, **arguments)
-        inside = {**arguments, **STAYS, "workers": self._workers}
+        # Without a number, Ray counts the CPUs of its cluster.
+        workers = arguments["workers"] if arguments["runner"] == "ray" else self._workers
+        inside = {**arguments, **STAYS, "workers": workers}
         cuda = cuda_or_warn() if pin_memory else None
         # Locked pages must stay, and so must those that a peer may have locked.
         evict = share is None and cuda is None

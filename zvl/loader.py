@@ -45,8 +45,8 @@ class Loader:
     """Yields this rank's batches in (step, lane, index) order. An iterator and a context manager.
 
     - `dp_rank`, `dp_size`: which lanes are this rank's.
-    - `runner`: "threads", "processes" or "inline", where operators do not ask for another; `workers`: its size, by
-      default the CPU budget. See docs/runners.md.
+    - `runner`: "threads", "processes", "ray" or "inline", where operators do not ask for another; `workers`: its size,
+      by default the CPU budget, of "ray" the cluster's CPUs divided by `dp_size`. See docs/runners.md, docs/ray.md.
     - `timeout_s`: seconds that a call in a worker process may take: the worker is ended then and the call done again,
       and the second time the loader raises. Give several times what the slowest batch needs; None waits for ever.
     - `prefetch`: batches finished or in the making ahead of the trainer.
@@ -81,7 +81,16 @@ class Loader:
         self.lanes = own_lanes(pipeline.lanes, dp_rank, dp_size)
         self._workers = at_least_one("workers", workers) or cpu_budget()
         self._nodes = pipeline.nodes()
-        self._pools = Pools(runner, self._workers, self._nodes, pipeline.operators, pipeline.source.datasets, timeout_s)
+        self._pools = Pools(
+            runner,
+            workers,
+            self._nodes,
+            pipeline.operators,
+            pipeline.source.datasets,
+            timeout_s,
+            border=pipeline.border,
+            ranks=dp_size,
+        )
         self._prefetch = prefetch
         self._max_bytes = at_least_one("max_bytes", max_bytes)
         self._max_steps = max_steps
@@ -260,10 +269,13 @@ class Loader:
             warn_of_memory(memory(pipeline, dp_size=self._dp[1], workers=self._workers).batches)
         late = any(getattr(dataset, "late", False) for dataset in pipeline.source.datasets)
         readers = FETCHERS if late else min(READERS, 1 + len(self.lanes))
+        runners = pools.start()
         reads = make_runner("threads" if threaded else "inline", readers)
-        self._runners = [*pools.start().values(), reads]
-        materialiser = Materialiser(pools.stages(pipeline.border), reads)
-        window = window_size(self._workers, self._prefetch, materialiser.splits)
+        self._runners = [*runners.values(), reads]
+        stages = pools.stages(pipeline.border)
+        materialiser = Materialiser(stages, reads)
+        workers = max((runner.workers for runner, _ in stages), default=1) if pools.far else self._workers
+        window = window_size(workers, self._prefetch, materialiser.splits, pools.far)
         ahead = ReadAhead.fit(pipeline.source, len(self.lanes), min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize))
         return Engine(
             [self._feed(lane, reads, ahead) for lane in self.lanes],

@@ -27,7 +27,7 @@ __all__ = ["Pipeline", "Placed", "make_operator"]
 @dataclasses.dataclass(frozen=True)
 class Placed:
     """An operator in a pipeline; `parallelism` is how many of its calls may run at once (None: as many as workers),
-    `runner` where they do ("threads", "processes" or "inline"; None: where the loader says)."""
+    `runner` where they do ("threads", "processes", "ray" or "inline"; None: where the loader says)."""
 
     operator: Operator
     parallelism: int | None = None

@@ -50,12 +50,15 @@ def own_lanes(lanes: int, dp_rank: int, dp_size: int) -> range:
     return range(dp_rank * share, (dp_rank + 1) * share)
 
 
-def window_size(workers: int, prefetch: int | None, splits: bool) -> int:
-    """Batches planned to completion or in the making. Split ones need fewer to keep all workers busy."""
+def window_size(workers: int, prefetch: int | None, splits: bool, far: bool = False) -> int:
+    """Batches planned to completion or in the making. Split ones need fewer to keep all workers busy; those that cross
+    a network more, since two are with each worker and others on their way."""
     if prefetch is not None:
         if prefetch < 1:
             raise RecipeError(f"expected prefetch of at least 1 batch, got {prefetch}")
         return prefetch
+    if far:
+        return max(6, 3 * workers)
     return max(3, workers + 1) if splits else max(4, 2 * workers)
 
 

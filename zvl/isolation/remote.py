@@ -21,6 +21,7 @@ from zvl.errors import ZvlError
 from zvl.isolation.meeting import address, join
 from zvl.isolation.messages import Bye, Position, Setup, Skip
 from zvl.isolation.pinning import Pins
+from zvl.runners._ray_cluster import address_of_cluster
 from zvl.shared.child import ONE_THREAD, start_child
 from zvl.shared.frames import receive_frame, send_frame
 from zvl.shared.pickling import loads
@@ -54,7 +55,9 @@ class Link(NamedTuple):
 def _link(setup: bytes) -> Link:
     """Start a loader's process for this trainer alone."""
     # The system would kill it with the thread that starts it; the main one lives as long as this process.
-    child = start_child(SERVER, ONE_THREAD, outlives=threading.current_thread() is not threading.main_thread())
+    child = start_child(
+        SERVER, ONE_THREAD | address_of_cluster(), outlives=threading.current_thread() is not threading.main_thread()
+    )
     _send(child.sock, setup)
     return Link(child.sock, child.process)
 
@@ -65,7 +68,7 @@ def _meet(setup: bytes, name: str, dp_rank: int) -> Link:
     if not first:
         return Link(sock, None)
     with sock:
-        child = start_child(SERVER, ONE_THREAD, outlives=True)
+        child = start_child(SERVER, ONE_THREAD | address_of_cluster(), outlives=True)
         _send(child.sock, setup, [sock.fileno()])
     return Link(child.sock, child.process)
 
