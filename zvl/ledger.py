@@ -13,7 +13,7 @@ from zvl.blocklist import BLOCKED
 from zvl.elements import Dropped
 from zvl.errors import RecipeError, ZvlError
 
-__all__ = ["MIN_SAMPLES", "Ledger", "ledger_files", "rank_path", "read_ledger"]
+__all__ = ["MIN_SAMPLES", "Ledger", "key_parts", "ledger_files", "rank_path", "read_ledger"]
 
 
 MIN_SAMPLES = 1000
@@ -75,7 +75,7 @@ class Ledger:
             self._file = self._open(self._path)
         if (key, operator, reason) in self._seen:
             return
-        entry = {"key": key, **_parts(key), "operator": operator, "reason": reason}
+        entry = {"key": key, **key_parts(key), "operator": operator, "reason": reason}
         self._file.write(json.dumps(entry | {name: value for name, value in more.items() if value}) + "\n")
         self._file.flush()
         self._seen.add((key, operator, reason))
@@ -128,10 +128,10 @@ def _entry(line: str) -> dict[str, Any] | None:
     return entry if isinstance(entry, dict) and {"key", "operator", "reason"} <= entry.keys() else None
 
 
-def _parts(key: str) -> dict[str, Any]:
+def key_parts(key: str) -> dict[str, Any]:
     """Dataset, shard, row and pass of a key such as ``web/a.tar#3@1``; {} for keys of another form.
 
-    >>> _parts("web/shards/a.tar#3@1/0")
+    >>> key_parts("web/shards/a.tar#3@1/0")
     {'dataset': 'web', 'shard': 'shards/a.tar', 'row': 3, 'pass': 1}
     """
     dataset, _, rest = key.partition("/")
