@@ -93,7 +93,7 @@ def test_another_photo_does_not(photo: Pixels) -> None:
 def psnr(one: Pixels, other: Pixels) -> float:
     """Peak signal-to-noise ratio in dB."""
     error = float(np.mean((one.astype(np.float64) - other) ** 2))
-    return 10 * np.log10(255**2 / max(error, 1e-9))
+    return float(10 * np.log10(255**2 / max(error, 1e-9)))
 
 
 @pytest.mark.parametrize("columns", [1, 2, 3, 4, 6, 12])

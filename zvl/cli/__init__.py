@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from zvl.cli import catalogue, demo, explain, index, plan, quarantine, run, verify, weigh
+from zvl.cli import catalogue, demo, explain, index, inspect, plan, quarantine, run, verify, weigh
 from zvl.cli.output import say_error
 from zvl.errors import ZvlError
 
@@ -52,7 +52,16 @@ def options(
     """Deterministic data loading for vision-language training: the same batches whatever runs it."""
 
 
-for command in (demo.demo, run.run, index.index, explain.explain, plan.plan, verify.verify, weigh.weigh):
+for command in (
+    demo.demo,
+    run.run,
+    index.index,
+    explain.explain,
+    plan.plan,
+    inspect.inspect,
+    verify.verify,
+    weigh.weigh,
+):
     app.command()(command)
 app.add_typer(quarantine.quarantine, name="quarantine")
 for name, listing in catalogue.COMMANDS.items():
