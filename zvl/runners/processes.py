@@ -113,7 +113,8 @@ class _Worker:
     def __init__(self, setup: bytes, began: Callable[[Child], None]) -> None:
         self.child = start_child("zvl.runners._worker:serve", ONE_THREAD)
         began(self.child)
-        send_frame(self.child.sock, setup)
+        with suppress(ConnectionError):  # it may be gone already; the next line tells
+            send_frame(self.child.sock, setup)
         frame = receive_frame(self.child.sock)
         if frame is None:
             raise ConnectionError(_how_it_ended(self.child))
