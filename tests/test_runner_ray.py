@@ -297,8 +297,15 @@ def test_close_cancels_what_waits(pool: Callable[..., Any], tmp_path: Path) -> N
 # Finding Ray
 
 
-def test_a_child_process_finds_this_cluster() -> None:
+def test_an_isolated_loader_works_on_the_cluster_of_its_trainer() -> None:
     assert address_of_cluster() == {"RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+    pipeline = ops.pipeline(20).apply(ops.Pixels(kilobytes=80))
+    expected = digests(pipeline, "inline")
+    with pipeline.loader(runner="ray", workers=1, isolate=True) as loader:
+        got = [batch_digest(next(loader))]
+        assert [one["ActorClassName"] for one in actors()] == ["Worker"]
+        got += [batch_digest(batch) for batch in loader]
+    assert got == expected
 
 
 def test_a_missing_extra_is_named_before_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
