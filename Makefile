@@ -25,12 +25,15 @@ demo: setup
 test: setup
 	$(BIN)/python -m pytest -q -n auto
 
-# Tests against servers that do not come from pip: Azure's storage server, from npm. Fails where that is missing.
+# Tests with programs that do not come from pip: Azure's storage server, from npm, and a browser, Debian's where none is
+# on the path. Fails where they are missing.
 AZURITE ?= azurite@3.35.0
 SERVICES = $(VENV)/services
 test-services: setup
 	npm install --silent --no-audit --no-fund --prefix $(SERVICES) $(AZURITE)
 	AZURITE=$(SERVICES)/node_modules/.bin/azurite-blob $(BIN)/python -m pytest -q tests/services/stores_azure.py
+	command -v chromium > /dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
+	$(BIN)/python -m pytest -q tests/services/inspect_page.py
 
 # Ten times the mutated pictures of the tests; SEED=N tries others.
 SEED ?= 1000000

@@ -123,7 +123,7 @@ def _pack(pack: Pack, alone: bool) -> str:
     return "\n".join(
         [
             f'<section id="{_id(pack)}" aria-label="{escape(name)}">',
-            f'<h2>{escape(name[0].upper() + name[1:])}</h2>',
+            f"<h2>{escape(name[0].upper() + name[1:])}</h2>",
             "" if alone else f'<p class="facts">{_totals([pack])}</p>',
             _strip(pack),
             *(_sample(pack, sample, per_byte) for sample in pack.samples),
@@ -167,7 +167,7 @@ def _sample(pack: Pack, sample: Sample, per_byte: float) -> str:
     why = ""
     if sample.masked:
         reason, *sha256 = sample.masked
-        image = f" Image {sha256[0][:16]}…" if sha256 and sha256[0] else ""
+        image = f" The sha256 of the image: {sha256[0][:16]}…" if sha256 and sha256[0] else ""
         told = f"Masked: {reason}. Its labels are -100, and the pixels of its images are zero.{image}"
         why = f'\n<p class="why">{escape(told)}</p>'
     words = "".join(_pieces(sample.pieces, per_byte))
@@ -236,8 +236,8 @@ def _figure(picture: Picture, per_byte: float) -> str:
 
 def _caption(picture: Picture) -> str:
     facts = [f"image {picture.number}"]
-    facts += [f"{pixels.shape[1]} \u00d7 {pixels.shape[0]} px" for pixels in picture.pixels]
-    facts += [] if picture.pixels else ["not shown: its layout has no unwrite()"]
+    sizes = [f"{pixels.shape[1]} \u00d7 {pixels.shape[0]} px" for pixels in picture.pixels]
+    facts.append(" and ".join(sizes) or "not shown: its layout has no unwrite()")
     facts.append(f"{picture.rows:,} row{'s' if picture.rows != 1 else ''} of pixel_values")
     if picture.places.size:
         first, last = picture.places[0], picture.places[-1]
@@ -289,7 +289,7 @@ def _dropped(entries: Sequence[Mapping[str, Any]]) -> str:
     return (
         '<section id="dropped"><h2>Dropped while planning</h2>'
         f'<p class="facts">{_count(len(entries), "sample")}, in none of these packs</p>'
-        f"<table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></section>"
+        f'<div class="table"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
 
 

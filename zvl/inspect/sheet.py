@@ -115,6 +115,8 @@ def _paste(canvas: Image.Image, draw: Any, shot: Shot) -> None:
 
     picture = Image.fromarray(shot.picture.pixels[0].copy(order="C"))
     canvas.paste(picture.resize(shot.size, Image.Resampling.LANCZOS), (shot.left, shot.top))
+    box = (shot.left - 1, shot.top - 1, shot.left + shot.size[0], shot.top + shot.size[1])
+    draw.rectangle(box, outline=COLOURS["padding"])
     told, colour = f"{shot.sample.number}", FAINT
     if shot.sample.masked:
         told, colour = f"{told} masked: {shot.sample.masked[0]}", WARN
