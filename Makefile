@@ -7,7 +7,7 @@ TORCH  ?= torch==2.13.0
 TORCHVISION ?= torchvision==0.28.0
 WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_determinism.py tests/test_cli_verify.py operators codecs
 
-.PHONY: setup demo test test-services test-wheel soak lint bench clean
+.PHONY: setup demo experiment test test-services test-wheel soak lint bench clean
 
 setup: $(VENV)/.ready
 
@@ -21,6 +21,10 @@ $(VENV)/.ready: pyproject.toml
 
 demo: setup
 	$(BIN)/zvl demo
+
+# Saves training on 2 ranks and goes on with 1, 2 and 4, with zvl and with torch's DistributedSampler; draws the figure.
+experiment: setup
+	$(BIN)/python -m elastic_training.experiment
 
 test: setup
 	$(BIN)/python -m pytest -q -n auto
