@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Any
@@ -127,18 +128,31 @@ def verify(
     expected: list[BatchDigest] | None = None
     report = Report(steps=[])
     ways = ways_to_run(dp_sizes=dp_sizes, workers=workers, runners=runners, isolate=isolate, resume_at=resume_at)
-    for way in ways:
-        progress(way)
-        got = deliver(pipeline, way, steps)
-        report.configurations += 1
-        if expected is None:
-            expected = got
-            report.steps = [
-                step_digest(d for d in got if d.step == step) for step in sorted({digest.step for digest in got})
-            ]
-        elif difference := first_difference(expected, got):
-            report.differences.append(f"{way}: {difference}")
+    with one_cluster() if "ray" in runners else nullcontext():
+        for way in ways:
+            progress(way)
+            got = deliver(pipeline, way, steps)
+            report.configurations += 1
+            if expected is None:
+                expected = got
+                report.steps = [
+                    step_digest(d for d in got if d.step == step) for step in sorted({digest.step for digest in got})
+                ]
+            elif difference := first_difference(expected, got):
+                report.differences.append(f"{way}: {difference}")
     return report
+
+
+@contextmanager
+def one_cluster() -> Iterator[None]:
+    """Keep Ray up between loaders: each would start one of its own, and end it, which takes seconds."""
+    from zvl.runners._ray_cluster import Session
+
+    session = Session()
+    try:
+        yield
+    finally:
+        session.close()
 
 
 def ways_to_run(
