@@ -25,7 +25,7 @@ from zvl.errors import RecipeError
 from zvl.images.header import probe
 from zvl.images.pixels import decode, resize
 from zvl.inspect import Pack, processor_of, rebuild, take_step, write_page
-from zvl.inspect.page import data_url, page
+from zvl.inspect.page import BUDGET, data_url, page
 from zvl.inspect.rebuild import Picture, Token
 from zvl.inspect.sheet import sheet
 from zvl.pipeline import Pipeline
@@ -198,12 +198,14 @@ def test_images_are_in_their_planned_size(two: Pipeline) -> None:
 
 
 def test_pages_of_noise_stay_below_five_megabytes(qwen_tokenizer: Path) -> None:
-    """4,096 tokens of what compresses worst."""
+    """4,096 tokens of what compresses worst, and pixels of tiles, which have many for each token."""
     noise = np.random.default_rng(1).integers(0, 256, (1_600, 1_800, 3), dtype=np.uint8)
     rows = [{"images": [png(noise)], "messages": chat("What?", "Noise.")}]
     (pack,) = packs(packed(rows, qwen(qwen_tokenizer), max_tokens=4096))
     assert sum(picture.places.size for picture in pack.samples[0].pictures) > 3_600
     assert len(page("noise", [pack]).encode()) < 5e6
+    tile = np.ascontiguousarray(noise[:512, :512])
+    assert 64 * len(data_url(tile, BUDGET * 4096 / (64 * tile.size))) < 5e6
 
 
 def test_masked_and_dropped_samples_are_shown_as_what_they_are(

@@ -20,7 +20,7 @@ from zvl.protocols import Pixels
 
 __all__ = ["page", "write_page"]
 
-QUALITIES = (90, 75, 55, 35, 15)
+QUALITIES = (90, 70, 40, 15, 1)
 """Of WebP, from the best."""
 
 BUDGET = 1_000
