@@ -26,15 +26,17 @@ with warnings.catch_warnings():
     from megatron.core import parallel_state
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.models.gpt.gpt_model import GPTModel
+    from megatron.core.rerun_state_machine import RerunDataIterator
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer.transformer_config import TransformerConfig
 
 import zvl
 from zvl.errors import RecipeError, StateError
-from zvl.trainers.megatron import TrainData, get_batch, train_data
+from zvl.trainers.megatron import TrainData, get_batch, provider, train_data
 
 RANKS, LANES, ROWS, LENGTH = 4, 4, 2, 32
 STEPS, STOP = 4, 2
+BORDERS = ("cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded")
 
 
 def pipeline(multiple: int = 4) -> zvl.Pipeline:
@@ -184,6 +186,37 @@ def context_parallel() -> dict[str, Any]:
     return found
 
 
+def packed() -> dict[str, Any]:
+    """A batch laid end to end, from what Megatron's `pretrain` gets, after a jump; and the state behind it."""
+    begin(tensor_model_parallel_size=2)
+    build = provider(pipeline(), lambda: {"seq_length": LENGTH, "micro_batch_size": ROWS, "num_microbatches": 2})
+    data, valid, test = build([100, 10, 10])
+    assert build.is_distributed
+    assert valid is test is None
+    if data is not None:
+        data.skip(2)
+    iterator = None if data is None else RerunDataIterator(data)  # as Megatron's training wraps it
+    rows = get_batch(iterator, packed=False)
+    batch = get_batch(iterator)
+    params = batch["packed_seq_params"]
+    found = {
+        "tp": parallel_state.get_tensor_model_parallel_rank(),
+        "first": digest(rows),
+        "shapes": {name: list(batch[name].shape) for name in ("tokens", "labels", "loss_mask", "position_ids")},
+        "segments": batch["segment_ids"].flatten().tolist(),
+        "borders": params.cu_seqlens_q.tolist(),
+        "same": all(params.cu_seqlens_q.equal(getattr(params, name)) for name in BORDERS),
+        "rest": [params.qkv_format, str(params.cu_seqlens_q.dtype), params.max_seqlen_q, params.max_seqlen_kv],
+        "mask": batch["attention_mask"],
+    }
+    if iterator is not None:
+        found["skipped"] = iterator.iterable.save_state()["skipped"]
+    distributed.barrier()
+    end(data)
+    parallel_state.destroy_model_parallel()
+    return found
+
+
 def refusals(folder: Path) -> dict[str, str]:
     """What is said of configurations and states that do not fit."""
     begin(tensor_model_parallel_size=2)
@@ -235,6 +268,7 @@ def rank(number: int, folder: Path, results: Any) -> None:
         )
     distributed.barrier()
     found["cp"] = context_parallel()
+    found["packed"] = packed()
     found["refused"] = refusals(saved)
     results.put((number, found))
     distributed.barrier()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,26 @@ def test_context_parallel_ranks_get_the_parts_that_megatron_cuts(ranks: Ranks) -
         assert len(rank["cp"]["position_ids"][0]) == len(rank["cp"]["loss_mask"][0]) == 16
         words = "context parallelism of 2 cuts each sample into 4 parts, got pack(segment_multiple=2): set"
         assert words in rank["cp"]["said"]
+
+
+def test_rows_laid_end_to_end_come_with_megatrons_borders_of_samples(ranks: Ranks) -> None:
+    for rank in ranks:
+        found = rank["packed"]
+        assert found["shapes"] == {name: [1, 2 * 32] for name in found["shapes"]}
+        assert len(found["shapes"]) == 4
+        ends = [place for place in range(1, 64) if found["segments"][place] != found["segments"][place - 1]]
+        assert found["borders"] == sorted({0, *ends, 32, 64})
+        assert all(border % 4 == 0 for border in found["borders"])
+        longest = max(stop - start for start, stop in pairwise(found["borders"]))
+        assert found["rest"] == ["thd", "torch.int32", longest, longest]
+        assert found["same"]
+        assert found["mask"] is None
+
+
+def test_the_provider_gives_train_data_that_can_jump_over_steps(ranks: Ranks) -> None:
+    first = [rank["packed"] for rank in ranks if rank["packed"]["tp"] == 0]
+    assert [one["skipped"] for one in first] == [2, 2]
+    assert [one["first"] for one in first] == [steps(ranks, "tp4")["2"][lane] for lane in (0, 2)]
 
 
 @pytest.mark.parametrize(
