@@ -25,13 +25,15 @@ import numpy as np
 import torch
 import torch.distributed as distributed
 from PIL import Image
+from torchtitan.components.optimizer import default_adamw
 from torchtitan.components.tokenizer import HuggingFaceTokenizer, MultiModalTokenizer
+from torchtitan.components.validate import Validator
 from torchtitan.hf_datasets.multimodal.mm_collator import MultiModalCollator
 from torchtitan.models.qwen3_5 import QWEN3_5_SPECIAL_TOKENS
 
 from reference.torchtitan_rank import LENGTH, ROWS, Recorder, config
 from zvl.errors import ZvlError
-from zvl.trainers.torchtitan import DataLoader, Trainer
+from zvl.trainers.torchtitan import DataLoader, Trainer, own_ledger
 
 FOLDER = Path(sys.argv[1])
 
@@ -119,6 +121,27 @@ def train() -> dict[str, Any]:
     return {"seen": trainer.seen, "dtypes": trainer.dtypes, "moved": moved}
 
 
+def validate() -> list[float]:
+    """The loss of each validation: all of a finite recipe, behind each of two steps, without training between."""
+    finite = Validator.Config(
+        enable=True,
+        freq=1,
+        steps=-1,
+        dataloader=DataLoader.Config(recipe=str(FOLDER / "finite.toml"), runner="inline"),
+    )
+    found: list[float] = []
+
+    def change(given: Trainer.Config) -> None:
+        given.validator, given.training.steps = finite, 2
+        given.optimizer = default_adamw(lr=0.0)
+
+    trainer = changed(change)
+    trainer.metrics_processor.log_validation = lambda loss, step: found.append(loss)
+    trainer.train()
+    trainer.close()
+    return found
+
+
 def refusals() -> dict[str, str]:
     """What is said of what does not fit."""
     text = HuggingFaceTokenizer.Config().build(tokenizer_path=str(FOLDER / "tokenizer"))
@@ -169,7 +192,8 @@ def main() -> None:
     torch.set_num_threads(1)
     os.environ["LOCAL_RANK"] = "0"
     distributed.init_process_group("gloo", init_method=f"file://{FOLDER}/store", rank=0, world_size=1)
-    found = {"compared": compare(), "trained": train(), "refused": refusals()}
+    found = {"compared": compare(), "trained": train(), "validated": validate(), "refused": refusals()}
+    found["ledgers"] = [str(own_ledger(Path("out/ledger.jsonl"), dp_size)) for dp_size in (1, 2)]
     distributed.destroy_process_group()
     print(json.dumps(found))
 

@@ -80,8 +80,9 @@ CHAT = (
 
 def write_text(folder: Path, cache: Path) -> None:
     rng = random.Random(1)
-    lines = (json.dumps({"text": " ".join(rng.choices(WORDS, k=rng.randint(4, 40)))}) for _ in range(200))
+    lines = [json.dumps({"text": " ".join(rng.choices(WORDS, k=rng.randint(4, 40)))}) for _ in range(200)]
     (folder / "text.jsonl").write_text("\n".join(lines))
+    (folder / "few.jsonl").write_text("\n".join(lines[:24]))
     tokenizer = small_tokenizer(cache)
     (folder / "tokenizer").symlink_to(tokenizer)
     (folder / "recipe.toml").write_text(TEXT.format(tokenizer=tokenizer))
@@ -137,6 +138,9 @@ def images(tmp_path_factory: pytest.TempPathFactory, qwen_tokenizer: Path) -> An
     folder = tmp_path_factory.mktemp("torchtitan")
     write_text(folder, qwen_tokenizer.parent)
     (folder / "recipe.toml").rename(folder / "text.toml")
+    (folder / "finite.toml").write_text(
+        (folder / "text.toml").read_text().replace('path = "text.jsonl"', 'path = "few.jsonl"\npasses = "once"')
+    )
     write_images(folder)
     recipe = IMAGES.format(tokenizer=(folder / "tokenizer").resolve())
     (folder / "recipe.toml").write_text(recipe)
@@ -163,6 +167,15 @@ def test_its_vision_language_model_trains_on_them(images: Any) -> None:
     # Pixels come as bytes and become numbers on the device.
     assert set(trained["dtypes"]) == {"torch.uint8"}
     assert all(change > 0 for change in trained["moved"].values())
+
+
+def test_its_validator_takes_a_finite_recipe_from_the_beginning_each_time(images: Any) -> None:
+    first, second = images["validated"]
+    assert first == second > 0
+
+
+def test_processes_of_one_data_parallel_rank_write_ledgers_of_their_own(images: Any) -> None:
+    assert images["ledgers"] == ["out/ledger.jsonl", "out/ledger.process0.jsonl"]
 
 
 @pytest.mark.parametrize(
