@@ -5,6 +5,9 @@ BIN     = $(VENV)/bin
 TORCH  ?= torch==2.13.0
 # For tests alone, in a folder of its own: beside the CPU build of torch it does not import as it is.
 TORCHVISION ?= torchvision==0.28.0
+# Without what they ask for: TorchTitan wants an older datasets than the tests, and packages for GPUs.
+TRAINERS ?= torchtitan==0.3.0 megatron-core==0.16.1 docstring_parser==0.18.0 einops==0.8.2 spmd_types==0.2.3 \
+	torch_checkpointing==0.1.1 torchdata==0.11.0 typeguard==4.6.1 tyro==1.0.17
 WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_determinism.py tests/test_cli_verify.py operators codecs
 
 .PHONY: setup demo experiment test test-services test-wheel soak lint bench clean
@@ -17,6 +20,7 @@ $(VENV)/.ready: pyproject.toml
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
 	$(BIN)/python -m pip install --quiet --editable ".[test,lint]"
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
+	$(BIN)/python -m pip install --quiet --no-deps $(TRAINERS)
 	@touch $@
 
 demo: setup
