@@ -86,8 +86,8 @@ def experiment(loader: str, steps: int, save_at: int, folder: Path) -> dict[str,
 def _timed(loader: str, ranks: int, steps: int, record: Path, *arguments: str) -> Records:
     begun = time.perf_counter()
     records = train(loader, ranks, steps, record, *arguments)
-    first = records[0]["step"]
-    print(f"{loader}: steps {first} to {steps - 1} on {ranks} ranks, {time.perf_counter() - begun:.0f} s", flush=True)
+    first, seconds = records[0]["step"], time.perf_counter() - begun
+    print(f"{loader}: steps {first} to {steps - 1} on {_ranks(ranks)}, {seconds:.0f} s", flush=True)
     return records
 
 
