@@ -141,7 +141,7 @@ def run_lightning(folder: str, steps: int, resume: bool) -> dict[str, Any]:
         enable_progress_bar=False,
         enable_model_summary=False,
     )
-    trainer.fit(Module(), datamodule=Recorded(pipe), ckpt_path=str(path) if resume else None, weights_only=False)
+    trainer.fit(Module(), datamodule=Recorded(pipe), ckpt_path=str(path) if resume else None)
     trainer.save_checkpoint(path)
     return {"batches": trained, "losses": losses}
 

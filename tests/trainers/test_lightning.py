@@ -168,7 +168,7 @@ def test_a_state_that_was_never_loaded_is_refused(tmp_path: Path) -> None:
         "^the model has been trained for 2 steps, but the data stand at step 0: their state was saved and never loa"
     )
     with pytest.raises(StateError, match=message):
-        new_trainer(4).fit(Toy(), datamodule=toy_data(), ckpt_path=tmp_path / "without.ckpt", weights_only=False)
+        new_trainer(4).fit(Toy(), datamodule=toy_data(), ckpt_path=tmp_path / "without.ckpt")
 
 
 def test_what_does_not_fit_is_refused() -> None:
