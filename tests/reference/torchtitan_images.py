@@ -29,6 +29,7 @@ from torchtitan.components.optimizer import default_adamw
 from torchtitan.components.tokenizer import HuggingFaceTokenizer, MultiModalTokenizer
 from torchtitan.components.validate import Validator
 from torchtitan.hf_datasets.multimodal.mm_collator import MultiModalCollator
+from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.qwen3_5 import QWEN3_5_SPECIAL_TOKENS
 
 from reference.torchtitan_rank import LENGTH, ROWS, Recorder, config
@@ -158,6 +159,7 @@ def refusals() -> dict[str, str]:
         "tokenizer": lambda: loader("text.toml", tokenizer=other),
         "round": lambda: changed(lambda given: setattr(given.training, "global_batch_size", ROWS * 2)),
         "vocabulary": lambda: changed(shrink),
+        "mask": lambda: changed(unmask),
         "unloaded": unloaded,
     }
     said = {}
@@ -179,6 +181,11 @@ def changed(change: Any, model: str = "llama3", recipe: str = "text.toml") -> Tr
 def shrink(given: Trainer.Config) -> None:
     model = given.model_spec.model
     model.vocab_size = model.tok_embeddings.num_embeddings = model.lm_head.out_features = 512
+
+
+def unmask(given: Trainer.Config) -> None:
+    for layer in given.model_spec.model.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
 
 
 def unloaded() -> None:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torchtitan.components.dataloader import BaseDataLoader
+from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.trainer import Trainer as TorchTitanTrainer
 
 from zvl.distributed import LaneCheckpoint
@@ -180,6 +181,12 @@ class Trainer(TorchTitanTrainer):  # type: ignore[misc]
         check_accumulation(loader.pipeline, loader.dp_size, batches, setting)
         if loader.rows.processor is not None:
             check_vocabulary(loader.rows.processor, getattr(self.model_config, "vocab_size", None))
+        attention = getattr(self.model_config, "first_attention", None)
+        if isinstance(getattr(attention, "inner_attention", None), ScaledDotProductAttention.Config):
+            raise RecipeError(
+                "the model's ScaledDotProductAttention has no mask, so the samples of a row would see each other: "
+                'choose attn_backend="flex" or "varlen"'
+            )
         self.dataloader.normalise = False
 
     def batch_generator(self, data_iterable: Any) -> Iterator[tuple[Inputs, torch.Tensor]]:
