@@ -43,10 +43,12 @@ test-services: setup
 	command -v chromium > /dev/null || (apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium)
 	$(BIN)/python -m pytest -q tests/services/inspect_page.py
 
-# Ten times the mutated pictures of the tests; SEED=N tries others.
+# Ten times the mutated pictures of the tests, and ten times their long runs and sudden deaths (docs/soak.md, about half
+# an hour); SEED=N tries others.
 SEED ?= 1000000
 soak: setup
 	PYTHONPATH=tests $(BIN)/python -m damage.fuzz --files 6000 --first $(SEED)
+	PYTHONPATH=tests $(BIN)/python -m soak --seed $(SEED)
 
 lint: setup
 	$(BIN)/ruff check .
