@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,16 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from reference.tiny_training import expected, pipeline, run_ranks, tiny_model, toy_inputs, toy_model, toy_pipeline
+from reference.tiny_training import (
+    expected,
+    pipeline,
+    processor,
+    run_ranks,
+    tiny_model,
+    toy_inputs,
+    toy_model,
+    toy_pipeline,
+)
 from reference.trainer_rank import run_accelerate
 from zvl.errors import RecipeError, StateError
 from zvl.trainers import loss
@@ -100,6 +111,30 @@ def test_what_does_not_fit_is_refused() -> None:
     accelerator = Accelerator(cpu=True, gradient_accumulation_steps=4)
     with pytest.raises(RecipeError, match=r"^sequence lengths differ: pack\(max_tokens=160\)"):
         TrainingData(accelerator, pipeline(), model=tiny_model(max_position_embeddings=64))
+
+
+def test_the_manuals_lines_for_validation() -> None:
+    """Those of docs/training.md, with `held_out`, `model` and `processor` given."""
+    manual = (Path(__file__).parents[2] / "docs/training.md").read_text()
+    lines = next(block for block in manual.split("```python\n") if block.startswith("sums =")).split("```")[0]
+    held_out, model = pipeline(finite=True, lanes=1), tiny_model().float()
+    accelerator = Accelerator(cpu=True)
+    names = {"torch": torch, "accelerator": accelerator, "held_out": held_out, "model": model, "processor": processor()}
+    exec(lines, names)
+    total, tokens = 0.0, 0
+    with held_out.loader() as loader, torch.no_grad():
+        for batch in loader:
+            logits = model(**processor().model_inputs(batch)).logits
+            total += float(loss(logits, batch, 1))
+            tokens += int(batch["num_loss_tokens"])
+    assert (names["total"], names["tokens"]) == pytest.approx((total, tokens), rel=1e-5)
+
+
+def test_a_missing_accelerate_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", None)
+    monkeypatch.delitem(sys.modules, "zvl.trainers.accelerate")
+    with pytest.raises(RecipeError, match=r"needs accelerate, which is not installed: pip install zvl\[trainers\]$"):
+        importlib.import_module("zvl.trainers.accelerate")
 
 
 @pytest.fixture(autouse=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,10 @@ def test_what_does_not_fit_is_refused() -> None:
     module.model = tiny_model(max_position_embeddings=64)
     with pytest.raises(RecipeError, match=r"^sequence lengths differ: pack\(max_tokens=160\)"):
         new_trainer().fit(module, datamodule=DataModule(pipeline()))
+
+
+def test_a_missing_lightning_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lightning", None)
+    monkeypatch.delitem(sys.modules, "zvl.trainers.lightning")
+    with pytest.raises(RecipeError, match=r"needs lightning, which is not installed: pip install zvl\[trainers\]$"):
+        importlib.import_module("zvl.trainers.lightning")

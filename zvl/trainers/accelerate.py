@@ -5,13 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import accelerate
-
 from zvl.batch import Batch
 from zvl.errors import RecipeError
 from zvl.pipeline import Pipeline
 from zvl.trainers import _data
 from zvl.trainers._checks import check_accumulation, check_model
+
+try:
+    import accelerate
+except ModuleNotFoundError:
+    raise RecipeError(
+        "zvl.trainers.accelerate needs accelerate, which is not installed: pip install zvl[trainers]"
+    ) from None
 
 __all__ = ["TrainingData"]
 

@@ -6,12 +6,18 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import lightning
-
 from zvl.batch import Batch
+from zvl.errors import RecipeError
 from zvl.pipeline import Pipeline
 from zvl.trainers._checks import accumulation_steps, check_accumulation, check_finite, check_model, check_trained
 from zvl.trainers._data import ModelInputs, TrainingData, weights_dtype
+
+try:
+    import lightning
+except ModuleNotFoundError:
+    raise RecipeError(
+        "zvl.trainers.lightning needs lightning, which is not installed: pip install zvl[trainers]"
+    ) from None
 
 __all__ = ["DataModule"]
 
