@@ -48,10 +48,10 @@ def run_transformers(folder: str, steps: int, resume: bool) -> dict[str, Any]:
         report_to=[],
         disable_tqdm=True,
     )
-    trainer = Recorder(tiny_model(), args, train_dataset=data)
+    trainer = Recorder(tiny_model(), args, train_dataset=data, eval_dataset=pipeline(finite=True))
     trainer.train(resume_from_checkpoint=resume or None)
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    return {"batches": trained, "losses": losses}
+    return {"batches": trained, "losses": losses, "eval": trainer.evaluate()["eval_loss"] if steps == 4 else None}
 
 
 def run_accelerate(folder: str, steps: int, resume: bool) -> dict[str, Any]:

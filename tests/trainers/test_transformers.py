@@ -54,6 +54,8 @@ def test_checkpoints_go_on_with_other_ranks(tmp_path: Path) -> None:
     assert unbroken["batches"] == expected(4)
     for rank in phases[-1]:
         assert rank["losses"] == pytest.approx(unbroken["losses"], rel=1e-6)
+        # Evaluated on two ranks, whose lanes end at different steps, and on one.
+        assert rank["eval"] == pytest.approx(unbroken["eval"], rel=1e-6)
 
 
 class OneAhead(Trainer):
