@@ -1,4 +1,4 @@
-"""Public helpers that hold pipelines and plugins to the contract."""
+"""Restarting behind every batch."""
 
 from __future__ import annotations
 
