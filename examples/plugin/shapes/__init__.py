@@ -1,0 +1,1 @@
+"""A plugin of zvl in one page: one module each in four packages."""
