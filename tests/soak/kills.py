@@ -48,6 +48,10 @@ AT_WORK = 0.9
 """In so many cases a worker is killed that is at work, if there is one; in the others any, also one that begins."""
 
 
+IN_FLIGHT = 0.25
+"""This part of the kills must interrupt something."""
+
+
 @dataclass
 class Outcome:
     """What was done to trainers of a kind, and what was seen."""
@@ -66,6 +70,8 @@ class Outcome:
 
 def kill(kind: str, kills: int, seed: int, folder: Path) -> Outcome:
     """Run trainers one after another, each from the state of the last, until `kills` have landed and one has ended.
+
+    A quarter of them must land while work is in flight: there are up to three times as many until that is so.
 
     AssertionError names the seed, which makes the same choices again; moments also depend on the machine.
     """
@@ -98,7 +104,7 @@ class _Run:
 
     def run(self) -> None:
         ended = False
-        while not ended or self.outcome.kills < self._wanted:
+        while not ended or self._more() > 0:
             before, life = shm(), self._next_life()
             trainers = Trainers(life)
             try:
@@ -114,7 +120,12 @@ class _Run:
             if ended and self._passes is not None:
                 self._unbroken.check_complete()
                 self._states, self._behind = [], {}
-        assert self.outcome.kills == self._wanted
+        assert self.outcome.in_flight, "no kill landed while work was in flight"
+
+    def _more(self) -> int:
+        """Kills still to come: as many as were asked for, and more while too few interrupted anything."""
+        enough = self.outcome.in_flight >= self._wanted * IN_FLIGHT
+        return (self._wanted if enough else 3 * self._wanted) - self.outcome.kills
 
     def _next_life(self) -> Life:
         number = self.outcome.lives
@@ -135,7 +146,7 @@ class _Run:
         seen: set[int] = set()
         while not trainers.ready and self._take(trainers):
             pass
-        for _ in range(min(MOST[self._kind], self._wanted - self.outcome.kills)):
+        for _ in range(min(MOST[self._kind], self._more())):
             if not all(self._take(trainers) for _ in range(self._random.randint(0, 8) * self._ranks)):
                 break
             time.sleep(self._random.uniform(0, 0.02))  # part of the moment: nobody waits for anything
