@@ -253,6 +253,7 @@ class Loader:
     def _start(self) -> Events:
         import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
 
+        _check_alone()
         compare_pixels(self._identity.pixels, *self._dp)
         compare_block_lists(self._blocks.hash(self._blocks.version), *self._dp)
         self._engine = self._open()
@@ -361,6 +362,17 @@ class Loader:
         self._ledger.check()
         before = self._states[planned.lane]
         self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
+
+
+def _check_alone() -> None:
+    """Each worker of a torch DataLoader would yield all batches anew."""
+    data = sys.modules.get("torch.utils.data")
+    worker = data.get_worker_info() if data is not None else None
+    if worker is not None and worker.num_workers > 1:
+        raise RecipeError(
+            f"this loader runs in one of {worker.num_workers} workers of a torch DataLoader, and each would yield all "
+            "batches: iterate over the loader itself (it has workers of its own), or say num_workers=0 or 1"
+        )
 
 
 def _end(engine: Events, runners: list[Runner]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from reference.tiny_training import digests, toy_pipeline
 from zvl.batch import Batch
+from zvl.errors import RecipeError
 from zvl.loader import Loader
 
 STEPS, PER_STEP = 6, 4
@@ -104,3 +106,14 @@ def test_the_states_of_some_ranks_go_on_with_others() -> None:
     third, _ = through_nodes(2, STEPS, states)
     assert len(first) == 2 * PER_STEP
     assert sorted(first + second + third) == sorted(expected())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_several_workers_of_a_torch_dataloader_are_refused(monkeypatch: pytest.MonkeyPatch, workers: int) -> None:
+    monkeypatch.setattr(torch_data, "get_worker_info", lambda: SimpleNamespace(id=0, num_workers=workers))
+    with toy_pipeline().loader(runner="inline") as loader:
+        if workers == 1:
+            next(loader)
+            return
+        with pytest.raises(RecipeError, match="one of 2 workers of a torch DataLoader"):
+            next(loader)
