@@ -59,6 +59,9 @@ class Twice(Map):
     factor: float = 2.0
     def __call__(self, sample):
         return sample
+
+class Bare(Map):
+    pass
 """
 
 Load = Callable[..., zvl.Pipeline]
@@ -263,6 +266,11 @@ MISTAKES = {
         ('use = "patchify"', 'use = "recipe_functions:kepe"'),
         "recipes/a.toml:26: operator[3] (recipe_functions:kepe): recipe_functions has no function 'kepe'; "
         "did you mean 'keep'?",
+    ),
+    "class without fields": (
+        ('use = "patchify"', 'use = "recipe_functions:Bare"'),
+        "recipes/a.toml:26: operator[3] (recipe_functions:Bare): Bare is no dataclass: "
+        "put @dataclass(frozen=True, kw_only=True) above the class",
     ),
     "module that is not there": (
         ('use = "patchify"', 'use = "no_such_module_here:f"'),

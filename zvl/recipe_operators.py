@@ -56,8 +56,12 @@ class OperatorMaker:
             raise FieldError("runner", f"runner: expected one of {', '.join(RUNNERS)}, got {runner!r}")
 
     def _from_class(self, kind: type[Operator], table: Mapping[str, Any]) -> Operator:
+        if not dataclasses.is_dataclass(kind):
+            raise FieldError(
+                "use", f"{kind.__name__} is no dataclass: put @dataclass(frozen=True, kw_only=True) above the class"
+            )
         own, given = dict(table), {}
-        found = [field for field in dataclasses.fields(kind) if field.name == "processor"]  # type: ignore[arg-type]
+        found = [field for field in dataclasses.fields(kind) if field.name == "processor"]
         if found:
             wanted = own.pop("processor", found[0].default is dataclasses.MISSING)
             if type(wanted) is not bool:
