@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from zvl.cli import catalogue, demo, explain, index, inspect, plan, quarantine, run, verify, weigh
+from zvl.cli import catalogue, check_op, demo, explain, index, inspect, plan, quarantine, run, verify, weigh
 from zvl.cli.output import say_error
 from zvl.errors import ZvlError
 
@@ -61,6 +61,7 @@ for command in (
     inspect.inspect,
     verify.verify,
     weigh.weigh,
+    check_op.check_op,
 ):
     app.command()(command)
 app.add_typer(quarantine.quarantine, name="quarantine")
