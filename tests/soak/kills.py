@@ -7,7 +7,6 @@ import random
 import signal
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,12 +186,14 @@ class _Run:
 
     def _kill(self, victim: int) -> bool:
         """Whether it has died of this."""
-        if self._kind == "worker":
-            return self._sparing.kill(victim) is not None
-        with suppress(ProcessLookupError):  # it has ended by itself
-            os.kill(victim, signal.SIGKILL)
-            return True
-        return False
+        try:
+            if self._kind == "worker":
+                self._sparing.kill(victim)
+            else:
+                os.kill(victim, signal.SIGKILL)
+        except ProcessLookupError:  # it has ended by itself
+            return False
+        return True
 
     def _victims(self, trainers: Trainers, everyone: Sequence[int]) -> Sequence[int]:
         if self._kind not in ENTRIES:

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 
 from soak.processes import parent, progress
 
@@ -53,16 +52,14 @@ class Sparing:
         seen.worked = works
         return seen.deaths < MOST
 
-    def kill(self, pid: int) -> str | None:
+    def kill(self, pid: int) -> str:
         """Kill a worker that is allowed to die, and say what it was at: operator and key, "" for nothing.
 
-        None if it has ended by itself.
+        ProcessLookupError if it has ended by itself.
         """
         above = parent(pid)
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGSTOP)  # what is looked at is what dies
-            call = progress(pid)
-            os.kill(pid, signal.SIGKILL)
-            self._deaths.append((self._clock(), above, 1 + self._seen.pop(pid).deaths))
-            return call or ""
-        return None
+        os.kill(pid, signal.SIGSTOP)  # what is looked at is what dies
+        call = progress(pid)
+        os.kill(pid, signal.SIGKILL)
+        self._deaths.append((self._clock(), above, 1 + self._seen.pop(pid).deaths))
+        return call or ""

@@ -23,6 +23,9 @@ from soak.trainer import MARK
 
 __all__ = ["Verified", "verify"]
 
+ACTORS, CALM_S = 2, 30.0
+"""As many of Ray's actors die in as many seconds: another one does their call again, and a third death would end it."""
+
 RESTARTS = 3
 """As often is a loader's process replaced."""
 
@@ -89,6 +92,7 @@ class _Shooter:
         self._servers: set[int] = set()
         """Loaders' processes that were there at the last look, and were not killed."""
         self._killed: set[int] = set()
+        self._actor_deaths: list[float] = []
         self._restarts = 0
         """Of the loader that runs now, or more: where its process dies as it ends nobody sees the next loader begin."""
 
@@ -113,25 +117,27 @@ class _Shooter:
     def _may(self, pid: int, kind: str) -> bool:
         if kind == "loader":
             return self._restarts < RESTARTS
+        if kind == "actor":
+            return sum(time.monotonic() - when < CALM_S for when in self._actor_deaths) < ACTORS
         return self._sparing.allows(pid, _works(pid, kind))
 
     def _kill(self, pid: int, kind: str) -> None:
         works = _works(pid, kind)
-        if kind == "loader":
-            try:
+        try:
+            if kind == "worker":
+                works = bool(self._sparing.kill(pid))
+            else:
                 os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                return
-        elif (call := self._sparing.kill(pid)) is None:
+        except ProcessLookupError:
             return
-        elif kind == "worker":
-            works = bool(call)
         self._killed.add(pid)
         self.result.kills[kind] += 1
         self.result.in_flight[kind] += works
         if kind == "loader":
             self._restarts += 1
             self._servers.discard(pid)
+        elif kind == "actor":
+            self._actor_deaths.append(time.monotonic())
 
 
 def _kind(pid: int) -> str:
