@@ -288,7 +288,8 @@ MISTAKES = {
     ),
     "runner": (
         ('use = "patchify"', 'use = "patchify"\nrunner = "fibres"'),
-        "recipes/a.toml:27: operator[3] (patchify): runner: expected one of inline, threads, processes, got 'fibres'",
+        "recipes/a.toml:27: operator[3] (patchify): runner: expected one of inline, threads, processes, ray, "
+        "got 'fibres'",
     ),
     "unknown key": (
         ("seed = 17", "sede = 17"),
