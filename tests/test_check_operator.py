@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from bad_operators import FAULTS, GoodPairs, NoResult, WritesArray
+from bad_operators import FAULTS, GoodPairs, GoodParts, NoResult, WritesArray
 
 import zvl
 import zvl.testing.operators
@@ -149,3 +151,16 @@ def test_a_built_in_operator_passes(name: str, stages: dict[str, tuple[Operator,
 def _splits(operator: Operator) -> bool:
     many = isinstance(operator, zvl.Map) and type(operator).many is not zvl.Map.many
     return many or isinstance(operator, zvl.SplitMap)
+
+
+def test_the_page_names_every_check(here: None) -> None:
+    page = (Path(__file__).parent.parent / "docs/write-an-operator.md").read_text()
+    names = [
+        name
+        for line in page.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    ]
+    pure, accumulate = check_operator(GoodParts(), SAMPLES), check_operator(GoodPairs(), SAMPLES)
+    assert sorted({check.name for report in (pure, accumulate) for check in report.checks}) == sorted(names)
+    assert set(FAULTS.values()) == set(names) - {"resume"}, "what breaks a resume breaks another check first"
