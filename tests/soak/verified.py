@@ -17,14 +17,15 @@ from pathlib import Path
 from typing import Any
 
 from soak.kills import ENTRIES
-from soak.processes import ACTOR, command, computes, descendants, has_ring, leftovers, progress, shm
+from soak.processes import ACTOR, command, computes, descendants, has_ring, leftovers, parent, progress, shm
 from soak.sparing import Sparing
 from soak.trainer import MARK
 
 __all__ = ["Verified", "verify"]
 
-ACTORS, CALM_S = 2, 30.0
-"""As many of Ray's actors die in as many seconds: another one does their call again, and a third death would end it."""
+ACTORS = 2
+"""As many of Ray's actors die in a cluster, which here is a loader's own: others do their calls again, nobody outside
+knows which, and a third death of one would end the run."""
 
 RESTARTS = 3
 """As often is a loader's process replaced."""
@@ -92,7 +93,8 @@ class _Shooter:
         self._servers: set[int] = set()
         """Loaders' processes that were there at the last look, and were not killed."""
         self._killed: set[int] = set()
-        self._actor_deaths: list[float] = []
+        self._actor_deaths: Counter[int] = Counter()
+        """By the process that started them: one a cluster."""
         self._restarts = 0
         """Of the loader that runs now, or more: where its process dies as it ends nobody sees the next loader begin."""
 
@@ -118,11 +120,11 @@ class _Shooter:
         if kind == "loader":
             return self._restarts < RESTARTS
         if kind == "actor":
-            return sum(time.monotonic() - when < CALM_S for when in self._actor_deaths) < ACTORS
+            return self._actor_deaths[parent(pid)] < ACTORS
         return self._sparing.allows(pid, _works(pid, kind))
 
     def _kill(self, pid: int, kind: str) -> None:
-        works = _works(pid, kind)
+        works, above = _works(pid, kind), parent(pid)
         try:
             if kind == "worker":
                 works = bool(self._sparing.kill(pid))
@@ -137,7 +139,7 @@ class _Shooter:
             self._restarts += 1
             self._servers.discard(pid)
         elif kind == "actor":
-            self._actor_deaths.append(time.monotonic())
+            self._actor_deaths[above] += 1
 
 
 def _kind(pid: int) -> str:
