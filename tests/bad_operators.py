@@ -152,6 +152,19 @@ class ManyPads(zvl.Map):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ManyWrites(zvl.Map):
+    """Changes its samples, but only where it gets several."""
+
+    def __call__(self, sample: zvl.Sample) -> zvl.Sample:
+        return sample | {"n": length(sample)}
+
+    def many(self, samples: Sequence[zvl.Sample]) -> list[zvl.Sample | Exception]:
+        for sample in samples:
+            sample["n"] = length(sample)
+        return [dict(sample) for sample in samples]
+
+
+@dataclass(frozen=True, kw_only=True)
 class PartsInOrder(zvl.SplitMap):
     """Each part adds up what those before it found."""
 
@@ -400,6 +413,7 @@ FAULTS: dict[type[zvl.Operator] | Any, str] = {
     Counts: "same_twice",
     Once: "same_twice",
     Previous: "other_order",
+    ManyWrites: "input_unchanged",
     ManyPads: "other_split",
     PartsInOrder: "other_split",
     ThreadName: "threads",

@@ -110,6 +110,8 @@ class _Operator:
     def input_unchanged(self) -> None:
         samples = [copied(sample) for sample in self._samples]
         run_as_is(self._operator, samples)
+        if isinstance(self._operator, Map) and type(self._operator).many is not Map.many:
+            self._operator.many(samples)
         for before, after in zip(self._samples, samples, strict=True):
             found = difference(frozen(before), frozen(after))
             if found:
