@@ -19,6 +19,7 @@ pytest.register_assert_rewrite("reference.family")
 
 # TorchTitan needs a GPU's packages for its import: tests prepare it, in processes of their own.
 collect_ignore = ["zvl/trainers/torchtitan.py"]
+collect_ignore_glob = ["tests/reference/torchtitan_*.py"]
 
 CACHE = Path(os.environ.get("ZVL_CACHE") or Path(__file__).parent / ".cache/zvl")
 

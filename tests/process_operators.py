@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import numpy as np
 
 import zvl
 from zvl.shared import empty
+from zvl.shared.frames import readable
 
 
 def number(sample: zvl.Sample) -> zvl.Sample:
@@ -138,7 +138,7 @@ def wait_for_end(pid: int, seconds: float = 10) -> bool:
     except ProcessLookupError:
         return True
     try:
-        return bool(select.select([handle], [], [], seconds)[0])
+        return readable(handle, seconds)
     finally:
         os.close(handle)
 

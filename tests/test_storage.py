@@ -144,7 +144,7 @@ def test_short_reads_of_the_kernel_are_completed(tmp_path: Path, monkeypatch: py
     real = os.pread
     monkeypatch.setattr("os.pread", lambda fd, size, at: real(fd, min(size, 100), at))
     assert file.read(10, 950) == DATA[10:960]
-    os.close(file.fd)
+    file.close()
 
 
 def test_errors_name_path_offset_and_bytes(tmp_path: Path) -> None:

@@ -247,6 +247,9 @@ class Loader:
         self._finished = True
         if self._engine is not None:
             _end(self._engine, self._runners)
+            for dataset in self.pipeline.source.datasets:
+                if hasattr(dataset, "close"):  # files and caches; who reads on opens them anew
+                    dataset.close()
             give_back_memory()
         self._ledger.close()
 
@@ -258,6 +261,8 @@ class Loader:
         compare_block_lists(self._blocks.hash(self._blocks.version), *self._dp)
         self._engine = self._open()
         weakref.finalize(self, _end, self._engine, self._runners)
+        if self._finished:  # closed from another thread meanwhile
+            self.close()
         return self._engine
 
     def _open(self) -> Events:

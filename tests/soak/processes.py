@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import time
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
+
+from zvl.shared.frames import readable
 
 __all__ = [
     "ACTOR",
@@ -189,6 +190,6 @@ def _wait(pid: int, end: float) -> None:
     except OSError:
         return
     try:
-        select.select([handle], [], [], max(0.0, end - time.monotonic()))
+        readable(handle, max(0.0, end - time.monotonic()))
     finally:
         os.close(handle)

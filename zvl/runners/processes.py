@@ -10,7 +10,6 @@ import itertools
 import os
 import pickle
 import queue
-import select
 import signal
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from zvl.runners._calls import DEATHS, DEPTH, OVERTIMES, STARTS, Call, Known, gi
 from zvl.runners._progress import Progress
 from zvl.runners._settle import attempt
 from zvl.shared.child import ONE_THREAD, Child, start_child
-from zvl.shared.frames import receive_frame, send_frame
+from zvl.shared.frames import readable, receive_frame, send_frame
 from zvl.shared.memory import available_bytes
 from zvl.shared.pickling import loads
 from zvl.shared.segments import Inlet
@@ -142,7 +141,7 @@ class _Worker:
         """The next outcome; None if the worker is gone. TimeoutError behind `deadline` of ``time.monotonic``."""
         if deadline is not None:
             left = max(0.0, deadline - time.monotonic())
-            if not select.select([self.child.sock], [], [], left)[0]:
+            if not readable(self.child.sock.fileno(), left):
                 raise TimeoutError
         frame = receive_frame(self.child.sock)
         return None if frame is None else frame[0]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import socket
 import struct
 from collections.abc import Sequence
 
-__all__ = ["receive_frame", "send_frame"]
+__all__ = ["readable", "receive_frame", "send_frame"]
 
 HEADER = struct.Struct("<QI")
 """Bytes of the payload, and descriptors that come with it."""
@@ -28,6 +29,13 @@ def send_frame(sock: socket.socket, payload: bytes | memoryview, fds: Sequence[i
     else:
         sock.sendall(header)
         sock.sendall(payload)
+
+
+def readable(fd: int, seconds: float) -> bool:
+    """Whether there is something to read, or comes in that time. `select` would know descriptors below 1,024 alone."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(1000 * seconds))
 
 
 def receive_frame(sock: socket.socket) -> tuple[bytearray, list[int]] | None:

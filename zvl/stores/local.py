@@ -31,10 +31,19 @@ class LocalFile:
         self.alone = ALONE
         self.users = 0
         self.doomed = False
+        self.fd = -1
         try:
             self.fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
             raise StorageError(f"cannot open {path}: {error.strerror}") from error
+
+    def close(self) -> None:
+        """Close the descriptor."""
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    __del__ = close  # that of a dataset which nobody closed, too
 
     def state(self) -> FileState:
         """The descriptor's size and time of change."""
@@ -100,11 +109,11 @@ class LocalStore:
         with self._lock:
             file.users -= 1
             if file.doomed and not file.users:
-                os.close(file.fd)
+                file.close()
 
     def _drop(self, path: str) -> None:
         """Forget a file; closed now, or by its last user. The lock is held."""
         file = self._files.pop(path)
         file.doomed = True
         if not file.users:
-            os.close(file.fd)
+            file.close()
