@@ -8,7 +8,7 @@ TORCHVISION ?= torchvision==0.28.0
 # Without what they ask for: TorchTitan wants an older datasets than the tests, and packages for GPUs.
 TRAINERS ?= torchtitan==0.3.0 megatron-core==0.16.1 docstring_parser==0.18.0 einops==0.8.2 spmd_types==0.2.3 \
 	torch_checkpointing==0.1.1 torchdata==0.11.0 typeguard==4.6.1 tyro==1.0.17
-WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_determinism.py tests/test_cli_verify.py operators codecs
+WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_cli_verify.py operators/tests/test_pack.py operators/tests/test_patchify.py codecs
 
 .PHONY: setup demo experiment test test-services test-wheel soak lint bench clean
 

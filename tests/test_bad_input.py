@@ -249,9 +249,7 @@ def test_lanes_that_ranks_cannot_share() -> None:
 
 
 def test_arguments_of_a_loader_are_checked_when_it_is_made() -> None:
-    with pytest.raises(
-        zvl.RecipeError, match="one of inline, threads, processes, ray, got 'thread'"
-    ):
+    with pytest.raises(zvl.RecipeError, match="one of inline, threads, processes, ray, got 'thread'"):
         plain().loader(runner="thread")
     with pytest.raises(zvl.RecipeError, match="expected workers to be a whole number of at least 1, got 0"):
         plain().loader(workers=0)

@@ -39,12 +39,6 @@ def test_deaths_change_nothing(kind: str) -> None:
     assert int(row[2]) >= 2, "kills that interrupt nothing prove nothing"
 
 
-def test_verify_under_fire(demo_shards: Path, qwen_tokenizer: Path) -> None:
-    said = soak("-m soak", "--part", "10", "--seed", "3", "verify")
-    assert "identical in 5 ways" in said
-    assert "all sound" in said
-
-
 def figure(megabytes: float = 100.0, **more: int) -> Figures:
     return Figures(megabytes, **({"threads": 9, "descriptors": 20, "processes": 3, "shm": 0} | more))
 
