@@ -214,7 +214,7 @@ class CachedStore:
             if source.state().size <= self.folder.limit() // PREFETCH_SHARE:
                 copy = self._find(source) or self._fetch(source, wait=False, stopped=stop.is_set)
                 if copy is not None:
-                    os.close(copy.fd)
+                    copy.close()
 
 
 @contextmanager
@@ -222,7 +222,7 @@ def _closing(file: CachedFile) -> Iterator[CachedFile]:
     try:
         yield file
     finally:
-        os.close(file.fd)
+        file.close()
 
 
 def _name(source: File) -> str:
