@@ -52,7 +52,11 @@ def cluster() -> Iterator[Any]:
     ray.shutdown()
 
 
-pytestmark = pytest.mark.usefixtures("cluster")
+pytestmark = [
+    pytest.mark.usefixtures("cluster"),
+    # Ray starts its processes by fork and exec; lance, where another test has imported it, warns of every fork.
+    pytest.mark.filterwarnings("ignore:lance is not fork-safe:UserWarning"),
+]
 
 
 @pytest.fixture
