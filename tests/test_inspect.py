@@ -19,7 +19,6 @@ from reference.families import families
 from reference.family import FamilyTests
 from reference.parts import load_tokenizer, template_text
 from reference.pictures import png
-from reference.small_tokenizer import small_tokenizer
 from zvl.cli import app
 from zvl.errors import RecipeError
 from zvl.images.header import probe
@@ -31,6 +30,7 @@ from zvl.inspect.sheet import sheet
 from zvl.pipeline import Pipeline
 from zvl.processor import Processor
 from zvl.protocols import Pixels
+from zvl_demo.tokenizer import small_tokenizer
 
 FAMILIES = {name: classes[0] for name, classes in families().items()}
 HOSTILE = '<script>alert("1")</script> & <img src=x onerror=alert(2)>'

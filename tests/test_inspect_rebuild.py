@@ -13,13 +13,13 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 import zvl
 from reference.chats import turn
-from reference.small_tokenizer import small_tokenizer
 from zvl.inspect import rebuild
 from zvl.inspect.page import page
 from zvl.inspect.rebuild import Token, _decoded
 from zvl.inspect.sheet import sheet
 from zvl.pipeline import Pipeline
 from zvl.processor import Processor
+from zvl_demo.tokenizer import small_tokenizer
 
 
 @pytest.fixture

@@ -21,10 +21,10 @@ from reference.families import families
 from reference.family import FamilyTests, Forward
 from reference.flash import as_flash_model, serve_flash, with_attention
 from reference.samples import packed, stacked
-from reference.small_tokenizer import small_tokenizer
 from zvl import trainers
 from zvl.batch import Batch
 from zvl.processor import Isolation
+from zvl_demo.tokenizer import small_tokenizer
 
 BOUND = 1e-10
 """On logits and loss, which are of order 1, and on gradients, relative to the largest entry of the same parameter.

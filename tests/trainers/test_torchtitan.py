@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image as PilImage
 
-from reference.small_tokenizer import small_tokenizer
+from zvl_demo.tokenizer import small_tokenizer
 
 REFERENCE = Path(__file__).parent.parent / "reference"
 WORDS = ("a", "quick", "brown", "fox", "jumps", "over", "the", "lazy", "dog", "while", "rain", "falls", "on", "hills")
