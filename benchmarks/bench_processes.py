@@ -69,23 +69,24 @@ def start_up(runner: str) -> float:
 def main() -> None:
     given = options(
         __doc__,
-        repeats=(9, 1, "stretches of each subject"),
+        repeats=(5, 1, "stretches of each subject"),
         batches=(60, 4, "batches of 4,096 tokens in a stretch"),
-        samples=(200, 8, "samples of pure Python in a stretch"),
+        settling=(384, 8, "samples of pure Python before it: made ahead, or while the other subject fills its window"),
+        samples=(400, 8, "samples of pure Python in a stretch"),
     )
     start_up("threads")
     starts = {runner: start_up(runner) for runner in RUNNERS}
     rounds = rounds_for(LOOP_S)
-    kinds: dict[str, tuple[Any, tuple[Any, ...], int]] = {
-        "images": (images, (), given.batches),
-        "python": (python, (rounds,), given.samples // 4),
+    kinds: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
+        "images": (images, (), 12, given.batches),
+        "python": (python, (rounds,), given.settling // 4, given.samples // 4),
     }
     rows, result = [], {}
-    for kind, (make, args, length) in kinds.items():
+    for kind, (make, args, untimed, length) in kinds.items():
         subjects = [Subject(runner, make, runner, *args) for runner in RUNNERS]
         for _ in range(given.repeats):
             for subject in subjects:
-                subject.run(12, length)
+                subject.run(untimed, length)
         for subject in subjects:
             speed = [reading.images / reading.time.wall for reading in subject.readings]
             base = [reading.images / reading.time.wall for reading in subjects[0].readings]

@@ -56,13 +56,18 @@ class _Task:
 
 
 class _Actor:
-    """An actor, as it is seen from here. The first of its tasks is the one that runs."""
+    """An actor, as it is seen from here."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
         self.ready = False
         self.tasks: list[_Task] = []
         self.begun = 0.0
+
+    def has_room(self, task: _Task) -> bool:
+        """A call that went wrong before runs alone, so that it is known whose fault the next time is."""
+        alone = any(one.call.careful for one in (task, *self.tasks))
+        return self.ready and len(self.tasks) < (1 if alone else DEPTH)
 
 
 class RayRunner:
@@ -216,14 +221,18 @@ class RayRunner:
         self._start_actor()
 
     def _lost(self, actor: _Actor, overtime: bool, what: str) -> None:
-        """An actor is gone, or has to go. The task that ran is to blame; all are done again, in their turn."""
-        first, tasks = actor.tasks[0], actor.tasks
-        first.call.deaths += not overtime
-        first.call.overtimes += overtime
+        """An actor is gone, or has to go; what it had is done again, in its turn.
+
+        The first task ran for too long. A death is charged to all: the first may have ended, and its answer be lost.
+        """
+        tasks = actor.tasks
+        for task in tasks:
+            task.call.deaths += not overtime
+        tasks[0].call.overtimes += overtime
         self._replace(actor)
         for task in tasks:
             self._held -= task.weight
-            if task is first and task.call.hopeless:
+            if task.call.hopeless:
                 task.call.settle(None, given_up(task.call, *self._noted(task), what))
             else:
                 self._queue(task)
@@ -242,10 +251,10 @@ class RayRunner:
     def _give(self) -> None:
         """Hand out waiting calls, the most urgent first, to the least busy actors, as far as there is room."""
         while self._waiting:
-            free = [actor for actor in self._actors if actor.ready and len(actor.tasks) < DEPTH]
+            task = self._waiting[0]
+            free = [actor for actor in self._actors if actor.has_room(task)]
             if not free:
                 return
-            task = self._waiting[0]
             if not task.call.body and (error := task.call.pack(self.known)) is not None:
                 heapq.heappop(self._waiting).call.settle(None, error)
                 continue
