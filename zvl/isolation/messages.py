@@ -1,10 +1,10 @@
 """What trainers and the loader's process say to each other.
 
-Who starts the process sends it a `Setup`. A trainer sends a `Position` first and gets a `Welcome`, with the descriptor
-of the shared file, or an error; then events come, as ``(event, engine's peak_bytes)``. A Delivery comes as a tuple
-``(fields of Planned, step, sample)``, since every class costs the trainer some microseconds; its sample is None where
-it is skipped. Meanwhile the trainer sends ``(batches taken so far, segments let go of)`` with every `take`, and `Skip`,
-and at last `Bye`.
+Who starts the process sends it a `Setup`. A trainer sends a `Position` first and gets an error or a `Welcome`, with two
+descriptors: the shared file, and a bell to ring behind whatever it says from then on. Then events come, as
+``(event, engine's peak_bytes)``. A Delivery comes as a tuple ``(fields of Planned, step, sample)``, since every class
+costs the trainer some microseconds; its sample is None where it is skipped. Meanwhile the trainer sends ``(batches
+taken so far, segments let go of)`` with every `take`, and `Skip`, and at last `Bye`.
 """
 
 from __future__ import annotations

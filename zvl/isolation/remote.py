@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import os
 import pickle
 import signal
 import socket
 import subprocess
+import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
@@ -23,7 +25,7 @@ from zvl.isolation.messages import Bye, Position, Setup, Skip
 from zvl.isolation.pinning import Pins
 from zvl.runners._ray_cluster import address_of_cluster
 from zvl.shared.child import ONE_THREAD, start_child
-from zvl.shared.frames import receive_frame, send_frame
+from zvl.shared.frames import FrameReader, receive_frame, send_frame
 from zvl.shared.pickling import loads
 from zvl.shared.segments import Inlet
 
@@ -33,6 +35,9 @@ SERVER = "zvl.isolation.server:main"
 
 RESTARTS = 3
 """How often a loader's process is replaced."""
+
+ONCE = (1).to_bytes(8, sys.byteorder)
+"""What makes a bell ring: the kernel adds it to the bell's count."""
 
 PATIENCE_S = 3.0
 """How long the process may take to end by itself."""
@@ -104,6 +109,8 @@ class Remote:
         self._link = _meet(self._setup, *self._share) if self._share else _link(self._setup)
         self._released: deque[int] = deque()
         self._taken = 0
+        self._frames = FrameReader(self._link.sock)
+        self._bell: io.FileIO | None = None
         self._inlet: Inlet | None = None
         self._pins: Pins | None = None
 
@@ -128,6 +135,7 @@ class Remote:
             self._pins = pins = Pins(self._cuda)
             self._inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, self._released), pins.leased)
         os.close(fds[0])
+        self._bell = io.FileIO(fds[1], "w")
 
     def take(self) -> Delivery | StepStart | Failure:
         """The next event. Raises Died."""
@@ -135,12 +143,12 @@ class Remote:
         assert inlet is not None
         self._tell((self._taken, self._drained()))
         while True:
-            frame = receive_frame(self._link.sock)
+            frame = self._frames.receive()
             if frame is None:
                 if self._closed:
                     return Failure(ZvlError("the loader was closed while its next batch was awaited"))
                 raise self._death()
-            event, self.peak_bytes = inlet.unpack(frame[0])
+            event, self.peak_bytes = inlet.unpack(frame)
             if type(event) is tuple:
                 planned, step, sample = event
                 self._taken += 1
@@ -178,6 +186,8 @@ class Remote:
 
     def _tell(self, message: Any) -> None:
         _send(self._link.sock, pickle.dumps(message, protocol=5))
+        if self._bell is not None:
+            self._bell.write(ONCE)
 
     def _death(self) -> Died:
         child = self._link.child
@@ -220,6 +230,8 @@ class Remote:
         with suppress(OSError):
             self._link.sock.shutdown(socket.SHUT_RDWR)  # wakes a `take` in another thread
         self._link.sock.close()
+        if self._bell is not None:
+            self._bell.close()
         if self._pins is not None:
             self._pins.close()
         self._inlet = self._pins = None

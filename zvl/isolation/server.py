@@ -18,7 +18,7 @@ from zvl.errors import StateError, ZvlError, isolate
 from zvl.isolation.messages import Bye, Position, Setup, Skip, Welcome
 from zvl.loader import Loader
 from zvl.shared.child import load_here
-from zvl.shared.frames import receive_frame, send_frame
+from zvl.shared.frames import receive_frame, send_frame, wait_for_bell
 from zvl.shared.memory import available_bytes
 from zvl.shared.pickling import dumps
 from zvl.shared.segments import Message, Outlet, Ring
@@ -42,6 +42,18 @@ class Peer:
         """Its hold on the ring, once it was let in."""
         self.sent = self.taken = self.skip_to = 0
         self.said_bye = False
+        self.bell = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
+        """It rings once for whatever it says after it was let in."""
+
+    def __del__(self) -> None:
+        os.close(self.bell)
+
+    def hear(self) -> Any:
+        """What it says next; None when it has gone."""
+        if self.position is not None:
+            wait_for_bell(self.bell, self.sock)
+        frame = receive_frame(self.sock)
+        return None if frame is None else pickle.loads(frame[0])
 
     def send(self, payload: bytes, fds: Sequence[int] = ()) -> None:
         with suppress(OSError):  # it has died: its thread hears of that
@@ -158,7 +170,7 @@ class Server:
         except ZvlError as error:
             peer.send(dumps(error))
             return
-        peer.send(pickle.dumps(Welcome(self._ring.span)), [self._ring.fd])
+        peer.send(pickle.dumps(Welcome(self._ring.span)), [self._ring.fd, peer.bell])
         with self._changed:
             if peer not in self._peers:
                 return
@@ -196,8 +208,7 @@ class Server:
 
     def _listen(self, peer: Peer) -> None:
         """A trainer's thread: heed what it says until it has gone."""
-        while (frame := receive_frame(peer.sock)) is not None:
-            said = pickle.loads(frame[0])
+        while (said := peer.hear()) is not None:
             with self._changed:
                 self._heed(peer, said)
                 self._changed.notify_all()
