@@ -60,8 +60,7 @@ def open_loader(isolate: bool, **fill: int) -> Loader:
 
 
 def taking(given: Any) -> dict[str, list[float]]:
-    """Milliseconds of `next()` of 100 MB, also of one behind a sleep, of a read of every page behind it, and of one of a
-    tensor that torch made."""
+    """Milliseconds of `next()` of 100 MB, of one behind a sleep, and of a read of every page, also of torch's own."""
     import torch
 
     loaders = {name: open_loader(name == "isolated", megabytes=100) for name in NAMES}
