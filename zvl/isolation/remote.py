@@ -108,7 +108,7 @@ class Remote:
     def _connect(self) -> None:
         self._link = _meet(self._setup, *self._share) if self._share else _link(self._setup)
         self._released: deque[int] = deque()
-        self._taken = 0
+        self._taken = self._told = 0
         self._frames = FrameReader(self._link.sock)
         self._bell: io.FileIO | None = None
         self._inlet: Inlet | None = None
@@ -141,7 +141,9 @@ class Remote:
         """The next event. Raises Died."""
         inlet = self._inlet
         assert inlet is not None
-        self._tell((self._taken, self._drained()))
+        if self._told < self._taken:
+            self._told = self._taken
+            self._tell((self._taken, self._drained()))
         while True:
             frame = self._frames.receive()
             if frame is None:
