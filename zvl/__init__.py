@@ -21,6 +21,7 @@ from zvl.mixture import Forever, Mixture, Once, Passes
 from zvl.operator import Accumulate, Accumulator, FilterMap, FlatMap, Map, RandomMap, Sample, SplitMap
 from zvl.pipeline import Pipeline
 from zvl.processor import Processor
+from zvl.runlog import RunLog
 from zvl.weigh import estimate_tokens
 
 __all__ = [
@@ -42,6 +43,7 @@ __all__ = [
     "RecipeError",
     "RegistryError",
     "Rng",
+    "RunLog",
     "Sample",
     "SplitMap",
     "StateError",

@@ -12,7 +12,7 @@ import numpy as np
 
 from zvl.batch import Batch, Segment
 
-__all__ = ["BatchDigest", "batch_digest", "first_difference", "step_digest"]
+__all__ = ["BatchDigest", "as_array", "batch_digest", "by_row", "feed", "first_difference", "row_of", "step_digest"]
 
 
 @dataclass(frozen=True)
@@ -28,10 +28,10 @@ class BatchDigest:
 
 def batch_digest(batch: Batch) -> BatchDigest:
     """Hash a batch: names, dtypes, shapes and bytes of its fields, its keys and what is masked."""
-    fields = {name: _array(value) for name, value in batch.items()}
+    fields = {name: as_array(value) for name, value in batch.items()}
     whole = hashlib.sha256()
     for name in sorted(fields):
-        _update(whole, name, fields[name])
+        feed(whole, name, fields[name])
     whole.update(json.dumps([batch.keys, batch.masked]).encode())
     rows = tuple(
         tuple((segment.key, _segment_digest(fields, row, segment, batch)) for segment in segments)
@@ -76,35 +76,37 @@ def _segment_digest(fields: Mapping[str, Any], row: int, segment: Segment, batch
     hasher = hashlib.sha256()
     for name in ("input_ids", "labels", "position_ids"):
         if name in fields:
-            _update(hasher, name, np.ascontiguousarray(fields[name][..., row, segment.start : segment.stop]))
+            feed(hasher, name, np.ascontiguousarray(fields[name][..., row, segment.start : segment.stop]))
     if "pixel_values" in fields and segment.last_image > segment.first_image:
         start = sum(batch.image_rows[: segment.first_image])
         stop = start + sum(batch.image_rows[segment.first_image : segment.last_image])
-        _update(hasher, "pixel_values", fields["pixel_values"][start:stop])
+        feed(hasher, "pixel_values", fields["pixel_values"][start:stop])
     if "input_ids" not in fields:
         for name in sorted(fields):
-            if _by_row(fields[name], len(batch.segments)):
-                _update(hasher, name, _row(fields[name], row))
+            if by_row(fields[name], len(batch.segments)):
+                feed(hasher, name, row_of(fields[name], row))
     return hasher.hexdigest()
 
 
-def _by_row(value: Any, rows: int) -> bool:
+def by_row(value: Any, rows: int) -> bool:
     """Whether a field has a value for each row; images, and what goes with them, count over the whole batch."""
     if isinstance(value, np.ndarray):
         return bool(value.shape[:1] == (rows,))
     return isinstance(value, list) and len(value) == rows
 
 
-def _row(value: Any, row: int) -> Any:
+def row_of(value: Any, row: int) -> Any:
+    """A field's value for one row."""
     return np.ascontiguousarray(value[row]) if isinstance(value, np.ndarray) else value[row]
 
 
-def _array(value: Any) -> Any:
+def as_array(value: Any) -> Any:
     """A tensor as a NumPy array without a copy; other values as they are."""
     return value.numpy() if hasattr(value, "numpy") else value
 
 
-def _update(hasher: Any, name: str, value: Any) -> None:
+def feed(hasher: Any, name: str, value: Any) -> None:
+    """Put a field into a hash: its name and value, of an array also dtype and shape."""
     if isinstance(value, np.ndarray):
         hasher.update(f"{name} {value.dtype} {value.shape}\n".encode())
         hasher.update(np.ascontiguousarray(value).data)

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from zvl.cli import catalogue, check_op, demo, explain, index, inspect, plan, quarantine, run, verify, weigh
+from zvl.cli import catalogue, check_op, demo, diff, explain, index, inspect, plan, quarantine, run, verify, weigh
 from zvl.cli.output import say_error
 from zvl.errors import ZvlError
 
@@ -60,6 +60,7 @@ for command in (
     plan.plan,
     inspect.inspect,
     verify.verify,
+    diff.diff,
     weigh.weigh,
     check_op.check_op,
 ):

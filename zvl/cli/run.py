@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +18,8 @@ from zvl.cli.states import load_states, save_state
 
 if TYPE_CHECKING:
     from zvl.loader import Loader
+    from zvl.pipeline import Pipeline
+    from zvl.runlog import RunLog
 
 __all__ = ["run"]
 
@@ -53,6 +56,10 @@ def run(
     max_bad_fraction: Annotated[
         float | None, typer.Option(min=0, max=1, metavar="F", help="Stop when more than this part of samples is bad.")
     ] = None,
+    log: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Append hashes of every batch, for zvl diff (a file for each rank)."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
     """Deliver a recipe's batches and report speed, fill, and what was left out. Ctrl-C ends it with a summary."""
@@ -76,7 +83,8 @@ def run(
         if resume:
             states = load_states(resume)
             loader.load_state_dict(states[0] if len(states) == 1 else states, accept=accept)
-        meter, interrupted = _deliver(loader, saver, steps)
+        with _open_log(log, pipeline, dp_rank, dp_size) as written:
+            meter, interrupted = _deliver(loader, saver, steps, written)
         if checkpoint is not None and not interrupted:
             save_state(loader.state_dict(), checkpoint)
             saver.saved = meter.last_step
@@ -104,7 +112,18 @@ class Saver:
             self.saved = step
 
 
-def _deliver(loader: Loader, saver: Saver, steps: int | None) -> tuple[Meter, bool]:
+def _open_log(
+    path: Path | None, pipeline: Pipeline, dp_rank: int, dp_size: int
+) -> AbstractContextManager[RunLog | None]:
+    if path is None:
+        return nullcontext()
+    from zvl.ledger import rank_path
+    from zvl.runlog import RunLog
+
+    return RunLog(rank_path(path, dp_rank, dp_size), pipeline)
+
+
+def _deliver(loader: Loader, saver: Saver, steps: int | None, log: RunLog | None) -> tuple[Meter, bool]:
     """Take every batch. The flag says that Ctrl-C came."""
     meter = Meter()
     try:
@@ -112,6 +131,8 @@ def _deliver(loader: Loader, saver: Saver, steps: int | None) -> tuple[Meter, bo
             task = bars.add_task("starting", total=steps, note="")
             for batch in loader:
                 meter.add(batch)
+                if log is not None:
+                    log.write(batch)
                 saver.after(batch.step, batch.state)
                 of = f" of {steps}" if steps else ""
                 bars.update(task, description=f"step {batch.step}{of}", completed=batch.step + 1, note=str(meter))
