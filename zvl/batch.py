@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, KeysView
+from collections.abc import Callable, Iterable, KeysView
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -52,8 +52,21 @@ class Batch(dict[str, Any]):
     """(key, reason, sha256 of the image's bytes) of each sample whose pixels could not be decoded."""
     image_rows: list[int]
     """Rows of `pixel_values` that each image takes, in order."""
-    state: dict[str, Any]
-    """The loader's state after this batch: small JSON for `load_state_dict`."""
+    _state: dict[str, Any] | Callable[[], dict[str, Any]]
+
+    @property
+    def state(self) -> dict[str, Any]:
+        """The loader's state after this batch: small JSON for `load_state_dict`."""
+        if callable(self._state):  # of 128 lanes it would cost each batch as much as `next()`
+            self._state = self._state()
+        return self._state
+
+    @state.setter
+    def state(self, state: dict[str, Any] | Callable[[], dict[str, Any]]) -> None:
+        self._state = state
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_state": self.state} if "_state" in self.__dict__ else self.__dict__
 
     @property
     def keys(self) -> SampleKeys:  # type: ignore[override]

@@ -24,7 +24,7 @@ from typing import Any
 from zvl.blocklist import BlockList
 from zvl.errors import StateError
 
-__all__ = ["VERSION", "Identity", "LaneState", "Restored", "merge", "restore"]
+__all__ = ["VERSION", "Identity", "LaneState", "Restored", "merge", "restore", "to_json"]
 
 VERSION = 1
 
@@ -64,6 +64,16 @@ class Restored:
 
     lanes: dict[int, LaneState]
     step: int
+
+
+def to_json(identity: Identity, blocks: BlockList, lanes: Mapping[int, LaneState]) -> dict[str, Any]:
+    """The state: small JSON for `restore`."""
+    blocked = blocks.hashes({state.blocked for state in lanes.values()})
+    return {
+        **identity.to_json(),
+        **({"blocked": blocked} if blocked else {}),
+        "state": {str(lane): state.to_json() for lane, state in lanes.items()},
+    }
 
 
 def merge(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

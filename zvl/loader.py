@@ -16,7 +16,7 @@ from typing import Any
 from zvl.batch import Batch
 from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget, nbytes
-from zvl.checkpoint import LaneState, restore
+from zvl.checkpoint import LaneState, restore, to_json
 from zvl.elements import Element, Planned, Waiting
 from zvl.ends import compare_block_lists, compare_pixels, find_reducer
 from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart
@@ -208,12 +208,7 @@ class Loader:
 
     def state_dict(self) -> dict[str, Any]:
         """The state after the batch last yielded: small JSON, for `load_state_dict` of a loader on any rank count."""
-        blocked = self._blocks.hashes({state.blocked for state in self._states.values()})
-        return {
-            **self._identity.to_json(),
-            **({"blocked": blocked} if blocked else {}),
-            "state": {str(lane): state.to_json() for lane, state in self._states.items()},
-        }
+        return to_json(self._identity, self._blocks, self._states)
 
     def global_state_dict(self, group: Any = None) -> dict[str, Any]:
         """The state of all ranks as one, gathered over `group`, torch.distributed's default group if not given.
@@ -354,7 +349,7 @@ class Loader:
         batch = Batch.from_sample(sample, step=delivery.step, lane=planned.lane)
         self._ledger.deliver(sum(map(len, batch.segments)) or int(not planned.blank), batch.masked)
         self._pass(planned)
-        batch.state = self.state_dict()
+        batch.state = partial(to_json, self._identity, self._blocks, self._states.copy())
         self._totals["batches"] += 1
         self._totals["images"] += len(batch.image_rows)
         self._totals["tokens"] += sum(segment.stop - segment.start for row in batch.segments for segment in row)
