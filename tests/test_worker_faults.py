@@ -9,6 +9,7 @@ from pathlib import Path
 
 import process_operators as ops
 import pytest
+from isolation_pipelines import eventually
 from process_operators import sample, workers_of
 
 import zvl
@@ -53,7 +54,7 @@ def test_workers_killed_at_any_time_change_nothing() -> None:
         for number, batch in enumerate(loader):
             got.append(batch_digest(batch))
             if number % 7 == 0 and len(killed) < 5:
-                wait_until(lambda: {*workers_of(os.getpid())} - killed)
+                assert eventually(lambda: bool({*workers_of(os.getpid())} - killed), seconds=60)
                 oldest = min({*workers_of(os.getpid())} - killed)  # so that none dies thrice before it is ready
                 os.kill(oldest, signal.SIGKILL)
                 killed.add(oldest)
