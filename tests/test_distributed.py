@@ -17,8 +17,10 @@ from zvl.distributed import LaneCheckpoint, gather_state
 from zvl.errors import StateError
 
 LANES = 4
-STEPS = 12
-WORKER = Path(__file__).parent / "reference" / "gloo_rank.py"
+STOP = 5
+CHAINS = ((2, 1), (1, 2), (4, 2), (2, 4))
+"""Ranks that save, and ranks that go on."""
+RANKS = Path(__file__).parent / "reference" / "gloo_ranks.py"
 
 
 def pipeline(blocked: Path | None = None) -> zvl.Pipeline:
@@ -32,30 +34,19 @@ def expected() -> list[list[Any]]:
         return [[batch.step, batch.lane, batch_digest(batch).sha256] for batch in loader]
 
 
-def run_ranks(folder: Path, dp_size: int, *arguments: str) -> list[dict[str, Any]]:
-    """Start `dp_size` processes, and give what each printed last."""
-    store = folder / f"store-{dp_size}-{len(list(folder.iterdir()))}"
-    command = [sys.executable, str(WORKER), str(store), str(dp_size)]
-    ranks = [
-        subprocess.Popen([*command, str(rank), *arguments], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(dp_size)
-    ]
-    printed = [rank.communicate(timeout=240) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0] * dp_size, printed
-    return [json.loads(out.splitlines()[-1]) for out, _ in printed]
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (4, 2), (2, 4)])
-def test_a_checkpoint_of_all_ranks_goes_on_with_other_ranks(tmp_path: Path, before: int, after: int) -> None:
-    first = run_ranks(tmp_path, before, "save", str(tmp_path / "checkpoint"), "5")
-    second = run_ranks(tmp_path, after, "load", str(tmp_path / "checkpoint"), "5")
-    for kind in ("gathered", "distributed"):
-        batches = [batch for rank in first for batch in rank["batches"]]
-        batches += [batch for rank in second for batch in rank[kind]]
-        assert sorted(batches) == sorted(expected())
-    ends = {rank["last"] for rank in second}
-    assert ends == {max(step for step, _, _ in expected())}
-    assert len({json.dumps(rank["state"], sort_keys=True) for rank in first}) == 1
+def test_checkpoints_of_all_ranks_go_on_with_other_ranks(tmp_path: Path) -> None:
+    command = [sys.executable, str(RANKS), str(tmp_path), str(STOP), json.dumps(CHAINS)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    whole = sorted(expected())
+    for chain, (first, second) in zip(CHAINS, json.loads(done.stdout), strict=True):
+        assert (len(first), len(second)) == chain
+        for kind in ("gathered", "distributed"):
+            batches = [batch for rank in first for batch in rank["batches"]]
+            batches += [batch for rank in second for batch in rank[kind]]
+            assert sorted(batches) == whole, (chain, kind)
+        assert {rank["last"] for rank in second} == {max(step for step, _, _ in whole)}, chain
+        assert len({json.dumps(rank["state"], sort_keys=True) for rank in first}) == 1, chain
 
 
 def test_without_ranks_a_state_is_its_own() -> None:

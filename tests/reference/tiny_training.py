@@ -9,7 +9,6 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +37,7 @@ __all__ = [
 
 LANES = 4
 TOKENS = 160
-RANK = Path(__file__).parent / "trainer_rank.py"
+RANKS = Path(__file__).parent / "trainer_ranks.py"
 CACHE = Path(os.environ.get("ZVL_CACHE") or Path(__file__).parents[2] / ".cache/zvl")
 
 
@@ -137,32 +136,11 @@ def run_ranks(scratch: Path, trainer: str, phases: Sequence[tuple[int, int]]) ->
     Two processes under gloo live through all phases, each phase a new trainer. Gives, by phase, what each rank told.
     """
     quiet = {"OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(RANK), str(rank), trainer, str(scratch), json.dumps(phases)],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=os.environ | quiet,
-        )
-        for rank in range(2)
-    ]
-    with ThreadPoolExecutor(2) as readers:
-        printed = list(readers.map(_output, processes, [processes] * 2))
-    assert [process.returncode for process in processes] == [0, 0], printed
-    told = [json.loads(out.splitlines()[-1]) for out in printed]
+    command = [sys.executable, str(RANKS), trainer, str(scratch), json.dumps(phases)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | quiet)
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
     return [[rank[place] for rank in told if rank[place] is not None] for place in range(len(phases))]
-
-
-def _output(process: subprocess.Popen[str], all_processes: list[subprocess.Popen[str]]) -> str:
-    """What a process prints. One that fails ends the others, which would wait for it."""
-    try:
-        out, _ = process.communicate(timeout=200)
-    finally:
-        if process.returncode != 0:
-            for other in all_processes:
-                other.kill()
-    return out
 
 
 def toy_pipeline(*, finite: bool = False, lanes: int = 2, batches_per_step: int = 2, rows: int = 60) -> zvl.Pipeline:

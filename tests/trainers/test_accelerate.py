@@ -22,7 +22,7 @@ from reference.tiny_training import (
     toy_model,
     toy_pipeline,
 )
-from reference.trainer_rank import run_accelerate
+from reference.trainer_ranks import run_accelerate
 from zvl.errors import RecipeError, StateError
 from zvl.trainers import loss
 from zvl.trainers.accelerate import TrainingData

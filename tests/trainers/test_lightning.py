@@ -21,7 +21,7 @@ from reference.tiny_training import (
     toy_model,
     toy_pipeline,
 )
-from reference.trainer_rank import run_lightning
+from reference.trainer_ranks import run_lightning
 from zvl.errors import RecipeError, StateError
 from zvl.trainers import loss
 from zvl.trainers.lightning import DataModule

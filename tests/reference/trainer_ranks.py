@@ -1,10 +1,11 @@
 """Short trainings with each framework, for `tests/trainers`.
 
-As a script it is one of two processes: RANK TRAINER SCRATCH PHASES; see `reference.tiny_training.run_ranks`.
+As a script it is two ranks: TRAINER SCRATCH PHASES; prints what they tell, see `reference.tiny_training.run_ranks`.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import sys
@@ -13,6 +14,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from reference.forked import run_ranks
 from reference.tiny_training import digests, pipeline, tiny_model
 from reference.torchvision_cpu import install
 
@@ -149,15 +151,12 @@ def run_lightning(folder: str, steps: int, resume: bool) -> dict[str, Any]:
 RUNS = {"accelerate": run_accelerate, "lightning": run_lightning, "transformers": run_transformers}
 
 
-def main() -> None:
-    import torch
+def live(rank: int, trainer: str, scratch: str, phases: list[tuple[int, int]]) -> list[Any]:
+    """What one of two ranks tells of each phase; None of those without it."""
     import torch.distributed as distributed
 
-    install()
-    torch.set_num_threads(1)
-    rank, trainer, scratch, phases = int(sys.argv[1]), *sys.argv[2:]
     told: list[Any] = []
-    for place, (ranks, steps) in enumerate(json.loads(phases)):
+    for place, (ranks, steps) in enumerate(phases):
         if rank >= ranks:
             told.append(None)
             continue
@@ -174,7 +173,7 @@ def main() -> None:
         if ranks > 1:
             distributed.barrier()
             distributed.destroy_process_group()
-    print(json.dumps(told))
+    return told
 
 
 def forget() -> None:
@@ -183,6 +182,17 @@ def forget() -> None:
 
     AcceleratorState._reset_state(reset_partial_state=True)
     GradientState._reset_state()
+
+
+def main() -> None:
+    import torch
+
+    install()
+    torch.set_num_threads(1)
+    trainer, scratch, phases = sys.argv[1:]
+    importlib.import_module(f"zvl.trainers.{trainer}")  # what takes long, before there are two
+    tiny_model()
+    print(json.dumps(run_ranks(2, live, trainer, scratch, json.loads(phases))))
 
 
 if __name__ == "__main__":
