@@ -277,12 +277,12 @@ def test_a_run_that_ends_earlier(folder: Path) -> None:
 # Records made by hand: what cannot easily be provoked.
 
 
-def sample(key: str, tokens: int = 10, parts: str = "aa bb cc", images: str = "") -> list[Any]:
+def sample(key: str, tokens: int = 10, parts: str = "aa bb", images: str = "") -> list[Any]:
     return [key, tokens, parts, images]
 
 
 def batch(number: int, *rows: list[list[Any]], **more: Any) -> dict[str, Any]:
-    found = {"parts": ["input_ids", "labels", "position_ids"], "fields": {"n": "1"}, "rows": list(rows), **more}
+    found = {"parts": ["input_ids", "labels"], "fields": {"n": "1"}, "rows": list(rows), **more}
     return {"step": number, "lane": 0, "batch": number, "hash": json.dumps(found), **found}
 
 
@@ -321,8 +321,8 @@ DECODED = "operator 5 (patchify): what it could decode, or the block list"
         ("packing", "operator 3 (pack)", ABC, [batch(0, keys("a")), batch(1, keys("b", "c"))]),
         ("order", ORDER, ABC, [batch(0, keys("a", "c")), batch(1, keys("b"))]),
         ("rows", BEFORE_PACK, ABC, [batch(0, keys("a", "c")), batch(1, keys("d"))]),
-        ("positions", TEXT, one(sample("a")), one(sample("a", parts="aa bb dd"))),
-        ("labels", TEXT, one(sample("a")), one(sample("a", parts="aa xx dd"))),
+        ("positions", TEXT, one(sample("a")), one(sample("a"), fields={"n": "1", "position_ids": "2"})),
+        ("labels", TEXT, one(sample("a")), one(sample("a", parts="aa xx"))),
         ("images", "operator 0 (probe_images), or the image itself", one(sample("a", images="3:x")), one(sample("a"))),
         ("masked", DECODED, one(sample("a", images="3:x")), one(sample("a", images="3:0"), masked=[["a", "decode"]])),
         ("packs", "operator 4 (batch)", [batch(0, keys("a"), keys("b"))], one(sample("a"))),
@@ -340,13 +340,13 @@ def test_kinds_of_differences(what: str, operator: str, a: list[Any], b: list[An
 
 
 def test_without_names_it_says_whose_work_it_is() -> None:
-    found = explain([batch(0, [sample("a")])], [batch(0, [sample("a", parts="xx bb cc")])], names=[])
+    found = explain([batch(0, [sample("a")])], [batch(0, [sample("a", parts="xx bb")])], names=[])
     assert found.operator == "what makes the tokens, or the row's own text"
 
 
 def test_a_sample_that_changed_is_named_where_the_packing_moved() -> None:
     a = [batch(0, keys("a", "b")), batch(1, keys("c"))]
-    b = [batch(0, [sample("a"), sample("c")]), batch(1, [sample("b", tokens=12, parts="zz bb cc")])]
+    b = [batch(0, [sample("a"), sample("c")]), batch(1, [sample("b", tokens=12, parts="zz bb")])]
     found = explain(a, b)
     assert (found.what, found.key, found.sample) == ("tokens", "b", 1)
     assert (

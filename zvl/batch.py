@@ -52,6 +52,8 @@ class Batch(dict[str, Any]):
     """(key, reason, sha256 of the image's bytes) of each sample whose pixels could not be decoded."""
     image_rows: list[int]
     """Rows of `pixel_values` that each image takes, in order."""
+    image_hashes: list[str]
+    """The `zvl.runlog.pixels_hash` of each image, of loaders with `hash_images`; else none."""
     _state: dict[str, Any] | Callable[[], dict[str, Any]]
 
     @property
@@ -80,7 +82,7 @@ class Batch(dict[str, Any]):
 
         batch = cls()
         for name, value in sample.items():
-            if name in ("__key__", "segments", "masked", "image_rows"):
+            if name in ("__key__", "segments", "masked", "image_rows", "image_hashes"):
                 continue
             batch[name] = torch.from_numpy(value) if isinstance(value, np.ndarray) and _tensorable(value) else value
         if "labels" in sample and "num_loss_tokens" not in sample:
@@ -89,6 +91,7 @@ class Batch(dict[str, Any]):
         batch.segments = sample.get("segments", [])
         batch.masked = sample.get("masked", [])
         batch.image_rows = sample.get("image_rows", [])
+        batch.image_hashes = sample.get("image_hashes", [])
         return batch
 
 

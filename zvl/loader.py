@@ -57,6 +57,7 @@ class Loader:
     - `max_bad_fraction`: stops the run when more than this part of a rank's samples, counted since this loader began,
       was bad (dropped into the ledger, or masked); looked at from 1,000 samples on.
     - `max_steps`: the run ends before this global step, counted from 0 over restarts.
+    - `hash_images`: workers hash the pixels that they have made, so that `zvl.RunLog` has less to do.
     - `reducer`: for finite mixtures on several ranks: ``reducer(flag) -> bool``, true if any rank's flag is.
       Without it torch.distributed's default group is used, if it is up and has `dp_size` members.
     """
@@ -76,6 +77,7 @@ class Loader:
         max_steps: int | None,
         reducer: Callable[[bool], bool] | None,
         timeout_s: float | None = None,
+        hash_images: bool = False,
     ) -> None:
         self.pipeline = pipeline
         self.lanes = own_lanes(pipeline.lanes, dp_rank, dp_size)
@@ -102,6 +104,8 @@ class Loader:
         self._step = 0
         self._skip_to = 0
         self._keep_plans = False
+        last: Any = pipeline.operators[-1].operator if pipeline.operators else None
+        self._hash_images = hash_images and getattr(last, "hashes_images", False)
         ledger = None if quarantine is None else rank_path(quarantine, dp_rank, dp_size)
         self._ledger = Ledger(ledger, max_bad_fraction)
         self._engine: Events | None = None
@@ -274,7 +278,7 @@ class Loader:
         reads = make_runner("threads" if threaded else "inline", readers)
         self._runners = [*runners.values(), reads]
         stages = pools.stages(pipeline.border)
-        materialiser = Materialiser(stages, reads)
+        materialiser = Materialiser(stages, reads, {"hash_images": True} if self._hash_images else None)
         workers = max((runner.workers for runner, _ in stages), default=1) if pools.far else self._workers
         window = window_size(workers, self._prefetch, materialiser.splits, pools.far)
         ahead = ReadAhead.fit(pipeline.source, len(self.lanes), min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize))

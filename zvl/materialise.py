@@ -25,16 +25,18 @@ Stage = tuple[Runner, Sequence[Node]]
 class Materialiser:
     """Runs the Maps behind the border, stage after stage: neighbours that share a runner.
 
-    `submit` returns at once; the future gives the finished sample.
+    `submit` returns at once; the future gives the finished sample. `more` are fields that every batch gets before.
     """
 
-    def __init__(self, stages: Sequence[Stage], reads: Runner) -> None:
+    def __init__(self, stages: Sequence[Stage], reads: Runner, more: Sample | None = None) -> None:
         self._stages = stages
+        self._more = more or {}
         self._reads = reads
         self.splits = bool(stages) and _splits(stages[0])
 
     def submit(self, ticket: int, sample: Sample) -> Future[Sample]:
         """Work with a lower ticket goes first. Pictures that are still in their dataset are read before."""
+        sample = sample | self._more
         done: Future[Sample] = Future()
         begin = partial(self._begin, self._stages, ticket, done)
         wanted = references(sample)

@@ -175,6 +175,7 @@ class Pipeline:
         max_steps: int | None = None,
         reducer: Callable[[bool], bool] | None = None,
         timeout_s: float | None = None,
+        hash_images: bool = False,
         isolate: bool = False,
         share: str | None = None,
         peers: int | None = None,
@@ -197,6 +198,7 @@ class Pipeline:
             "max_steps": max_steps,
             "reducer": reducer,
             "timeout_s": timeout_s,
+            "hash_images": hash_images,
         }
         if isolate or share is not None:
             from zvl.isolated import IsolatedLoader

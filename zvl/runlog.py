@@ -4,7 +4,7 @@ One JSON object a line. A header stands wherever a run begins or goes on, then c
 
     {"zvl": "0.1.0", "log": 1, "rank": 0, "ranks": 2, "lanes": 8, ..., "start": {"0": 0, ...}, "recipe": {...}}
     {"step": 0, "lane": 0, "batch": 0, "chain": "9c3e...", "hash": "51b0...", "fields": {"input_ids": "a0f1...", ...},
-     "parts": ["input_ids", "labels", "position_ids"],
+     "parts": ["input_ids", "labels"],
      "rows": [[["web/a.tar#3@0", 312, "8d1c22f0 ...", "1280:77ab3c9d01e2f4a6 ..."], ...]]}
 
 `rows` has the samples of each pack: key, tokens, the hash of each of `parts`, and of each image its rows of
@@ -18,13 +18,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import version
+from itertools import accumulate
 from pathlib import Path
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
+from xxhash import xxh3_64, xxh3_64_hexdigest
 
 from zvl.batch import Batch, Segment
 from zvl.digest import as_array, by_row, feed, row_of
@@ -34,13 +36,16 @@ from zvl.ledger import ledger_files
 if TYPE_CHECKING:
     from zvl.pipeline import Pipeline
 
-__all__ = ["FORMAT", "RunLog", "chained", "read_lines", "record"]
+__all__ = ["FORMAT", "RunLog", "chained", "pixels_hash", "read_lines", "record"]
 
 FORMAT = 1
 """The version of the log's form."""
 
-TOKENS = ("input_ids", "labels", "position_ids")
-"""Fields with a place for each token of a row."""
+TOKENS = ("input_ids", "labels")
+"""Fields (B, S) of which each sample has a stretch, hashed one by one."""
+
+FORMS = "(forms)"
+"""Stands among the fields for the dtypes and shapes of all."""
 
 SHORT = 8
 """Digits of a sample's hashes: they only say where to look, the batch's own have all 16."""
@@ -49,13 +54,14 @@ SHORT = 8
 class RunLog:
     """Appends a line for each batch of one rank to a file. A context manager, for any training loop::
 
-        with zvl.RunLog("run.jsonl", pipeline) as log:
+        with pipeline.loader(hash_images=True) as loader, zvl.RunLog("run.jsonl", pipeline) as log:
             for batch in loader:
                 log.write(batch)
 
-    Write each batch as the loader gave it, before it is moved to a device or changed. `pipeline`, if given, is
-    described in the header, so that `zvl diff` can name the fields that differ. Every rank needs a file of its own;
-    `zvl run --log run.jsonl` calls them ``run.rank0.jsonl`` and so on.
+    Write each batch as the loader gave it, before it is moved to a device or changed. With the loader's `hash_images`
+    the workers hash the pixels that they have just made; without it they are hashed here, at four times the cost.
+    `pipeline`, if given, is described in the header, so that `zvl diff` can name the fields that differ. Every rank
+    needs a file of its own; `zvl run --log run.jsonl` calls them ``run.rank0.jsonl`` and so on.
 
     A file that is there is continued, as after a restart: the chain of each lane goes on from the batch before the
     first new one, looked up in the files of all ranks; where they do not have it, it begins anew, and `start` in the
@@ -68,6 +74,8 @@ class RunLog:
         self._pipeline = pipeline
         self._file: IO[bytes] | None = None
         self._chains: dict[int, str] = {}
+        self._next: dict[int, int] = {}
+        self._per_step = 1
 
     def __enter__(self) -> RunLog:
         return self
@@ -79,16 +87,18 @@ class RunLog:
 
     def write(self, batch: Batch) -> None:
         """Log a batch. StorageError if the file cannot be written."""
-        lanes = {int(lane): int(value["batches"]) for lane, value in batch.state["state"].items()}
-        number = lanes[batch.lane] - 1
+        number = self._next.get(batch.lane, -1)
         try:
-            if self._file is None:
-                self._file = self._begin(batch, lanes | {batch.lane: number})
-            found = record(batch)
-            chain = self._chains[batch.lane] = chained(self._chains.get(batch.lane, ""), found["hash"])
-            self._put({"step": batch.step, "lane": batch.lane, "batch": number, "chain": chain, **found})
+            if number // self._per_step != batch.step:  # the first, or some were left out
+                number = self._begin(batch)
+            text = _dumps(record(batch))
+            hash = _hash(text)
+            chain = self._chains[batch.lane] = chained(self._chains.get(batch.lane, ""), hash)
+            head = f'"step":{batch.step},"lane":{batch.lane},"batch":{number},"chain":"{chain}","hash":"{hash}"'
+            self._put(f"{{{head},{text[1:]}")
         except OSError as error:
             raise StorageError(f"cannot write the log to {self._path}: {error.strerror or error}") from error
+        self._next[batch.lane] = number + 1
 
     def close(self) -> None:
         """Close the file. Safe to call twice."""
@@ -96,40 +106,47 @@ class RunLog:
             self._file.close()
             self._file = None
 
-    def _begin(self, batch: Batch, start: Mapping[int, int]) -> IO[bytes]:
-        """Open the file behind its last whole line, find the lanes' chains, write a header."""
+    def _begin(self, batch: Batch) -> int:
+        """Open the file behind its last whole line, find the lanes' chains, write a header. The batch's number."""
+        self.close()
+        self._next = {int(lane): int(value["batches"]) for lane, value in batch.state["state"].items()}
+        self._next[batch.lane] -= 1
+        self._per_step = int(batch.state["batches_per_step"])
+        self._chains = {}
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._file = _open_whole(self._path)
         for file in ledger_files(self._path):
             for _, _, line in read_lines(file):
-                if start.get(line.get("lane", -1)) == line.get("batch", -1) + 1:
+                if self._next.get(line.get("lane", -1)) == line.get("batch", -1) + 1:
                     self._chains[line["lane"]] = line["chain"]
-        self._put(self._header(batch, start))
-        return self._file
+        self._put(_dumps(self._header(batch.state)))
+        return self._next[batch.lane]
 
-    def _header(self, batch: Batch, start: Mapping[int, int]) -> dict[str, Any]:
+    def _header(self, state: Mapping[str, Any]) -> dict[str, Any]:
         from zvl.differ.fields import describe
 
-        identity = {name: value for name, value in batch.state.items() if name not in ("state", "version")}
+        own = sorted(self._next)
         return {
             "zvl": version("zvl"),
             "log": FORMAT,
-            "rank": min(start) // len(start),
-            "ranks": int(batch.state["lanes"]) // len(start),
-            **identity,
-            "start": {str(lane): number for lane, number in sorted(start.items())},
+            "rank": own[0] // len(own),
+            "ranks": int(state["lanes"]) // len(own),
+            **{name: value for name, value in state.items() if name not in ("state", "version")},
+            "start": {str(lane): self._next[lane] for lane in own},
             "recipe": None if self._pipeline is None else describe(self._pipeline, brief=True),
         }
 
-    def _put(self, line: Mapping[str, Any]) -> None:
+    def _put(self, line: str) -> None:
         assert self._file is not None
-        self._file.write(json.dumps(line, separators=(",", ":")).encode() + b"\n")
-        self._file.flush()
+        self._file.write(f"{line}\n".encode())
+
+
+_dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def _open_whole(path: Path) -> IO[bytes]:
     """The file, open behind its last whole line; what follows that is taken off."""
-    file = path.open("ab+")
+    file = path.open("ab+", buffering=0)
     end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - 65536)
@@ -174,69 +191,73 @@ def _parsed(text: bytes, path: Path, number: int) -> dict[str, Any]:
 
 def chained(chain: str, hash: str) -> str:
     """The chain behind a batch: the hash of the chain before it, "" at its beginning, and of the batch's own hash."""
-    from xxhash import xxh3_64_hexdigest
+    return _hash(chain + hash)
 
-    return xxh3_64_hexdigest((chain + hash).encode())
+
+def pixels_hash(pixels: np.ndarray[Any, Any]) -> str:
+    """The hash of an image's rows of `pixel_values`, 16 hexadecimal digits."""
+    return xxh3_64_hexdigest(np.ascontiguousarray(pixels).data)
 
 
 def record(batch: Batch) -> dict[str, Any]:
-    """The hashes of a batch and its parts, as a line of the log holds them; `hash` is a function of the rest."""
-    from xxhash import xxh3_64_hexdigest
-
+    """The hashes of a batch and its parts, as a line of the log holds them."""
     values = {name: as_array(batch[name]) for name in sorted(batch)}
     images = _images(values, batch)
-    fields = {name: _field(name, value, images) for name, value in values.items()}
     parts = [name for name in TOKENS if name in values]
+    of_sample = _tokens_hash
     if not parts:
         parts = [name for name, value in values.items() if by_row(value, len(batch.segments))]
+        of_sample = _row_hash
     rows = [
-        [_sample(values, parts, row, segment, images) for segment in segments]
+        [_sample(segment, [of_sample(values[name], row, segment) for name in parts], images) for segment in segments]
         for row, segments in enumerate(batch.segments)
     ]
+    fields = {name: _field(name, value, images) for name, value in values.items()}
+    forms = [(name, value.dtype.str, value.shape) for name, value in values.items() if isinstance(value, np.ndarray)]
+    fields[FORMS] = _hash(str(forms))
     masked = [[key, reason] for key, reason, *_ in batch.masked]
-    found = {"fields": fields, "parts": parts, "rows": rows} | ({"masked": masked} if masked else {})
-    return {"hash": xxh3_64_hexdigest(json.dumps(found).encode()), **found}
+    return {"fields": fields, "parts": parts, "rows": rows} | ({"masked": masked} if masked else {})
+
+
+def _hash(text: str) -> str:
+    return xxh3_64_hexdigest(text.encode())
 
 
 def _images(values: Mapping[str, Any], batch: Batch) -> list[str]:
     """Of each image, ``rows:hash`` of its pixels; none where the batch does not say which rows are whose."""
-    from xxhash import xxh3_64_hexdigest
-
     pixels, counts = values.get("pixel_values"), batch.image_rows
     if not isinstance(pixels, np.ndarray) or sum(counts) != len(pixels):
         return []
-    pixels = np.ascontiguousarray(pixels)
-    found, first = [], 0
-    for count in counts:
-        found.append(f"{count}:{xxh3_64_hexdigest(pixels[first : first + count].data)}")
-        first += count
-    return found
+    hashes: Iterable[str] = batch.image_hashes
+    if not hashes:
+        stops = list(accumulate(counts))
+        hashes = (pixels_hash(pixels[stop - count : stop]) for count, stop in zip(counts, stops, strict=True))
+    return [f"{count}:{hash}" for count, hash in zip(counts, hashes, strict=True)]
 
 
 def _field(name: str, value: Any, images: list[str]) -> str:
     """The hash of a field; of pixels that of the images' hashes, so that each byte is looked at once."""
-    from xxhash import xxh3_64
-
-    hasher = xxh3_64()
     if name == "pixel_values" and images:
-        hasher.update(f"{value.dtype} {value.shape[1:]} {images}".encode())
-    else:
-        feed(hasher, name, value)
+        return _hash(" ".join(images))
+    if isinstance(value, np.ndarray):
+        return xxh3_64_hexdigest(np.ascontiguousarray(value).data)
+    return _fed(name, value)
+
+
+def _fed(name: str, value: Any) -> str:
+    hasher = xxh3_64()
+    feed(hasher, name, value)
     return hasher.hexdigest()
 
 
-def _sample(
-    values: Mapping[str, Any], parts: list[str], row: int, segment: Segment, images: list[str]
-) -> list[str | int]:
-    from xxhash import xxh3_64
-
-    hashes = []
-    for name in parts:
-        value = values[name]
-        of_tokens = name in TOKENS
-        own = np.ascontiguousarray(value[..., row, segment.start : segment.stop]) if of_tokens else row_of(value, row)
-        hasher = xxh3_64()
-        feed(hasher, name, own)
-        hashes.append(hasher.hexdigest()[:SHORT])
+def _sample(segment: Segment, hashes: list[str], images: list[str]) -> list[str | int]:
     shown = images[segment.first_image : segment.last_image]
     return [segment.key, segment.stop - segment.start, " ".join(hashes), " ".join(shown)]
+
+
+def _tokens_hash(value: np.ndarray[Any, Any], row: int, segment: Segment) -> str:
+    return xxh3_64_hexdigest(value[row, segment.start : segment.stop].data)[:SHORT]
+
+
+def _row_hash(value: Any, row: int, segment: Segment) -> str:
+    return _fed("", row_of(value, row))[:SHORT]

@@ -79,6 +79,7 @@ def run(
         max_bad_fraction=max_bad_fraction,
         max_steps=steps,
         isolate=isolate,
+        hash_images=log is not None,
     ) as loader:
         if resume:
             states = load_states(resume)

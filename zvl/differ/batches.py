@@ -125,7 +125,8 @@ def _explain(a: Record, b: Record, window: tuple[list[Record], list[Record]]) ->
         found.what, found.how = "masked", f"masked are {a.get('masked', [])} | {b.get('masked', [])}"
         return found
     names = [name for name in {**a["fields"], **b["fields"]} if a["fields"].get(name) != b["fields"].get(name)]
-    found.how = f"outside its samples: padding, or the whole batch's field {', '.join(names)}"
+    found.what = NAMES.get(names[0], "field") if len(names) == 1 else "field"
+    found.how = f"the samples are the same, but for padding, or what is no sample's alone, in {', '.join(names)}"
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from itertools import zip_longest
 
@@ -24,7 +25,9 @@ def run_both(
 
 def _records(pipeline: Pipeline, steps: int, workers: int | None) -> Iterator[Record]:
     numbers: dict[int, int] = {}
-    with pipeline.loader(workers=workers, max_steps=steps) as loader:
+    with pipeline.loader(workers=workers, max_steps=steps, hash_images=True) as loader:
         for batch in loader:
             number = numbers[batch.lane] = numbers.get(batch.lane, -1) + 1
-            yield {"step": batch.step, "lane": batch.lane, "batch": number, **record(batch)}
+            found = record(batch)
+            hash = json.dumps(found)
+            yield {"step": batch.step, "lane": batch.lane, "batch": number, "hash": hash, **found}
