@@ -381,7 +381,7 @@ def test_states_are_told_in_words() -> None:
     assert not report.same
     assert report.fields == []
     assert report.lanes == [
-        "lanes 0, 1, 2, 3: B is 5 batches ahead (1 | 6); its interval begins at row 0 | 8 of the lane, in dataset 0 at "
+        "lanes 0 to 3: B is 5 batches ahead (1 | 6); its interval begins at row 0 | 8 of the lane, in dataset 0 at "
         "pass 0, chunk 0, row 0 | pass 0, chunk 2, row 0; 1 | 2 batches of it delivered"
     ]
     b = deepcopy(a)

@@ -37,7 +37,9 @@ def _lanes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[str]:
     told = [(lane, text) for lane in lanes if (text := _lane(a.get(str(lane)), b.get(str(lane))))]
     for text, same in groupby(told, key=lambda item: item[1]):
         own = [lane for lane, _ in same]
-        name = f"lane {own[0]}" if len(own) == 1 else f"lanes {', '.join(map(str, own))}"
+        whole = len(own) == own[-1] - own[0] + 1
+        name = f"lanes {own[0]} to {own[-1]}" if whole else f"lanes {', '.join(map(str, own))}"
+        name = f"lane {own[0]}" if len(own) == 1 else name
         yield f"{name}: {text}"
 
 
@@ -48,9 +50,9 @@ def _lane(a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> str:
     parts = []
     if a["batches"] != b["batches"]:
         ahead = a["batches"] - b["batches"]
-        parts.append(
-            f"{'A' if ahead > 0 else 'B'} is {abs(ahead):,} batches ahead ({a['batches']:,} | {b['batches']:,})"
-        )
+        side = "A" if ahead > 0 else "B"
+        batches = "batch" if abs(ahead) == 1 else "batches"
+        parts.append(f"{side} is {abs(ahead):,} {batches} ahead ({a['batches']:,} | {b['batches']:,})")
     if a.get("clean") != b.get("clean"):
         parts.append(f"its interval begins {_clean(a.get('clean'), b.get('clean'))}")
     if a["delivered"] != b["delivered"]:
