@@ -7,6 +7,7 @@ index) order, whatever finishes first.
 
 from __future__ import annotations
 
+import heapq
 import queue
 import threading
 from collections import deque
@@ -85,6 +86,8 @@ class LaneFeed:
         self.planned: deque[Planned | Failure] = deque()
         self.ended = False
         self.waiting = False
+        self.queued = False
+        """Stands among those that may plan."""
         self._stream = stream
         self._leftover: tuple[Dropped, ...] = ()
         self._last = state.clean, state.delivered, state.blocked
@@ -153,6 +156,9 @@ class Engine:
         self._window = window
         self._ahead = max(1, -(-window // len(feeds)))
         self._per_step = batches_per_step
+        self._able: list[tuple[int, int, LaneFeed]] = []
+        """Lanes that may plan: a heap of (step of the next batch they plan, lane, feed). Most lanes wait or are full,
+        so that looking at each in turn would cost more the more there are."""
         self._finite = finite
         self._step, self._turn, self._announced = first_step, 0, False
         self._in_flight = self._flying_bytes = 0
@@ -166,6 +172,8 @@ class Engine:
         self.skip_to(skip_to)
         self._events: queue.SimpleQueue[LaneFeed | Planned] = queue.SimpleQueue()
         self._out: queue.SimpleQueue[Delivery | StepStart | Failure] = queue.SimpleQueue()
+        for feed in feeds:
+            self._enable(feed)
         self._thread: threading.Thread | None = None
         if threaded:
             self._thread = threading.Thread(target=self._plan, name="zvl-planner", daemon=True)
@@ -224,15 +232,24 @@ class Engine:
             self._flying_bytes -= event.nbytes
         else:
             event.waiting = False
+            self._enable(event)
+
+    def _enable(self, feed: LaneFeed) -> None:
+        """Put a lane among those that may plan, if it may."""
+        if not (feed.queued or feed.waiting or feed.ended) and len(feed.planned) < self._ahead:
+            feed.queued = True
+            heapq.heappush(self._able, ((feed.given + len(feed.planned)) // self._per_step, feed.lane, feed))
 
     def _pump(self) -> bool:
         """One piece of work; False when there is nothing to do until an event comes."""
         dispatched = self._dispatch()
-        for feed in self._in_turn():
-            if not (feed.waiting or feed.ended) and len(feed.planned) < self._ahead and self._has_room(feed):
-                self._await(feed, feed.advance())
-                return True
-        return dispatched
+        if not self._able or not self._has_room(self._able[0][2]):
+            return dispatched
+        _, _, feed = heapq.heappop(self._able)
+        feed.queued = False
+        self._await(feed, feed.advance())
+        self._enable(feed)
+        return True
 
     def _has_room(self, feed: LaneFeed) -> bool:
         """Whether that lane may plan another batch: below the cap, or since the trainer would wait for ever."""
@@ -241,11 +258,6 @@ class Engine:
         held = self._flying_bytes + sum(feed.nbytes for feed in self._feeds)
         self.peak_bytes = max(self.peak_bytes, held)
         return held < self._max_bytes or (not self._in_flight and feed is self._feeds[self._turn])
-
-    def _in_turn(self) -> Iterator[LaneFeed]:
-        """Lanes, the one whose batch is due first."""
-        yield from self._feeds[self._turn :]
-        yield from self._feeds[: self._turn]
 
     def _await(self, feed: LaneFeed, futures: tuple[Future[Any], ...] | None) -> None:
         if futures:
@@ -277,6 +289,7 @@ class Engine:
                 self._out.put(planned)
                 break
             feed.given += 1
+            self._enable(feed)
             self._send(planned)
         return dispatched
 
