@@ -108,6 +108,7 @@ class Way:
     runner: str
     workers: int
     prefetch: int | None
+    reads: int | None
     step: int
     offsets: tuple[int, ...]
 
@@ -126,6 +127,7 @@ def ways(draw: st.DrawFn, lanes: int, steps: int) -> list[Way]:
                 runner=draw(st.sampled_from(["inline", "threads"])),
                 workers=draw(st.integers(1, 4)),
                 prefetch=draw(st.sampled_from([None, 1, 2, 9])),
+                reads=draw(st.sampled_from([None, 1, 20])),
                 step=stop,
                 offsets=tuple(offsets) if stop < steps else (0,) * dp_size,
             )
@@ -153,6 +155,7 @@ def play(pipeline: zvl.Pipeline, legs: Sequence[Way], steps: int) -> list[BatchD
                 runner=leg.runner,
                 workers=leg.workers,
                 prefetch=leg.prefetch,
+                reads=leg.reads,
                 max_steps=steps,
             ) as loader:
                 if states is not None:
@@ -189,6 +192,30 @@ def test_every_way_gives_the_same_steps(data: st.DataObject) -> None:
     got = play(pipeline, data.draw(ways(pipeline.lanes, steps)), steps)
     assert first_difference(expected, got) is None
     assert by_step(expected) == by_step(got)
+
+
+@PROPERTY
+@given(st.data())
+def test_parallelism_changes_no_batch_and_no_state(data: st.DataObject) -> None:
+    pipeline = data.draw(pipelines(POLICIES))
+    expected, states = reference(pipeline, 5)
+    at = data.draw(st.integers(0, max(0, len(expected) - 1)))
+    parallelism: st.SearchStrategy[Any] = st.sampled_from(["auto", 1, 2, 7])
+    changed = zvl.Pipeline(
+        pipeline.source,
+        lanes=pipeline.lanes,
+        flush_every=pipeline.flush_every,
+        batches_per_step=pipeline.batches_per_step,
+    )
+    for placed in pipeline.operators:
+        accumulates = isinstance(placed.operator, zvl.Accumulate)
+        changed = changed.apply(placed.operator, parallelism="auto" if accumulates else data.draw(parallelism))
+    with changed.loader(workers=data.draw(st.integers(1, 4)), max_steps=5) as loader:
+        if at:
+            loader.load_state_dict(states[at - 1])
+        pairs = [(batch_digest(batch), batch.state) for batch in loader]
+    assert [digest for digest, _ in pairs] == expected[at:]
+    assert [json.dumps(state) for _, state in pairs] == [json.dumps(state) for state in states[at:]]
 
 
 @PROPERTY

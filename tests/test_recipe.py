@@ -284,7 +284,7 @@ MISTAKES = {
     ),
     "parallelism": (
         ('use = "patchify"', 'use = "patchify"\nparallelism = 0'),
-        "recipes/a.toml:27: operator[3] (patchify): parallelism: expected an integer of at least 1, got 0",
+        'recipes/a.toml:27: operator[3] (patchify): parallelism: expected "auto" or an integer of at least 1, got 0',
     ),
     "runner": (
         ('use = "patchify"', 'use = "patchify"\nrunner = "fibres"'),

@@ -10,8 +10,8 @@ from zvl.budget import cpu_budget, local_ranks, node_cpus
 from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, RandomMap, SplitMap
 from zvl.pipeline import Pipeline, Placed
 from zvl.protocols import WorkSource
-from zvl.reader import ReadAhead
-from zvl.sizes import READ_AHEAD_BYTES, group_size, own_lanes, window_size
+from zvl.reader import MOST_READS, first_reads, rows_ahead
+from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, most_grouped, own_lanes, window_size
 
 __all__ = ["Memory", "explain", "memory"]
 
@@ -48,17 +48,17 @@ def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) 
     workers = workers or cpu_budget()
     datasets = pipeline.source.datasets
     row = max((dataset.row_bytes for dataset in datasets), default=0)
-    ahead = ReadAhead.fit(pipeline.source, lanes, READ_AHEAD_BYTES)
+    ahead = rows_ahead(pipeline.source, lanes, READ_AHEAD_BYTES, MOST_READS)
     chunk_rows = getattr(pipeline.source, "chunk_rows", 64)
     planning = [placed.operator for placed in pipeline.operators[: pipeline.border]]
     samples = sum(operator.holds() for operator in planning if isinstance(operator, Accumulate))
     pure = sum(not isinstance(operator, Accumulate) for operator in planning)
-    samples += group_size(lanes) * max(1, -(-2 * workers // lanes)) if pure else 0
+    samples += most_grouped(lanes, row) * max(1, -(-2 * workers // lanes)) if pure else 0
     window = window_size(workers, None, _splits(pipeline))
     if planning:
         samples += -(-window // lanes) * _samples_per_batch(pipeline)
     return Memory(
-        reading=lanes * row * (chunk_rows * len(datasets) + ahead.rows),
+        reading=lanes * row * (chunk_rows * len(datasets) + ahead),
         held=lanes * samples * (row + TOKEN_BYTES * (_max_tokens(pipeline) // SAMPLES_PER_ROW)),
         batches=_batch_bytes(pipeline) * (window + 1),
     )
@@ -75,6 +75,7 @@ def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None)
         f"{_count(pipeline.batches_per_step, 'batch', 'batches')} of each"
     )
     lines.append(_cpu_line(workers))
+    lines.append(_reads_line(pipeline.source, lanes))
     lines.append("")
     lines.append("plan: per lane, images stay compressed")
     lines += [_operator_line(i, placed) for i, placed in enumerate(pipeline.operators[: pipeline.border], 1)]
@@ -103,6 +104,18 @@ def _cpu_line(workers: int) -> str:
     ranks = local_ranks()
     of_ranks = f" on each of {ranks} ranks of this node, {ranks * workers} together" if ranks > 1 else ""
     return f"cpus    {_count(workers, 'worker')}{of_ranks}; {_count(node_cpus(), 'CPU')} within reach"
+
+
+def _reads_line(source: WorkSource, lanes: int) -> str:
+    first = first_reads(lanes)
+    few, many = (rows_ahead(source, lanes, READ_AHEAD_BYTES, reads) for reads in (first, MOST_READS))
+    if any(getattr(dataset, "late", False) for dataset in source.datasets):
+        pictures = f"; pictures {FETCHERS} at once, when their batch is made"
+    else:
+        pictures = ""
+    rows = _count(few, "row") if few == many else f"{few:,} to {_count(many, 'row')}"
+    waiting = f"up to {MOST_READS} while they wait for storage"
+    return f"reads   {first} chunks at once, {waiting}; {rows} ahead a lane{pictures}"
 
 
 def _operator_line(number: int, placed: Placed) -> str:

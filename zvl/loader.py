@@ -6,7 +6,6 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -17,28 +16,25 @@ from zvl.batch import Batch
 from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget, nbytes
 from zvl.checkpoint import LaneState, restore, to_json
-from zvl.elements import Element, Planned, Waiting
+from zvl.elements import Planned
 from zvl.ends import compare_block_lists, compare_pixels, find_reducer
 from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart
 from zvl.errors import RecipeError, StateError, ZvlError
-from zvl.lanes import accumulate, collect, parallel
 from zvl.ledger import Ledger, rank_path
-from zvl.masking import mask_stream, run_leniently
 from zvl.materialise import Materialiser
-from zvl.nodes import Node, run_nodes
 from zvl.operator import Sample
 from zvl.pipeline import Pipeline
+from zvl.planning import Planner
 from zvl.protocols import Runner
-from zvl.reader import ReadAhead, read_lane, read_rows
-from zvl.runners import Pools, make_runner
+from zvl.reader import ReadAhead, first_reads
+from zvl.runners import Pools
 from zvl.runners._native import give_back_memory
+from zvl.runners.inline import InlineRunner
+from zvl.runners.threads import ThreadRunner
 from zvl.shared.memory import warn_of_memory
-from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, READERS, at_least_one, group_size, own_lanes, window_size
+from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, at_least_one, own_lanes, window_size
 
 __all__ = ["Loader"]
-
-PLANNING = 0
-"""Priority number of planning and reading; batches count from 1, so planning goes first."""
 
 
 class Loader:
@@ -50,6 +46,7 @@ class Loader:
     - `timeout_s`: seconds that a call in a worker process may take: the worker is ended then and the call done again,
       and the second time the loader raises. Give several times what the slowest batch needs; None waits for ever.
     - `prefetch`: batches finished or in the making ahead of the trainer.
+    - `reads`: chunks that are read at once. None: 8, or 2 for one lane, and up to 64 while lanes wait for storage.
     - `max_bytes`: planning waits while batches planned, in the making or finished take more memory than that, so that
       at most two more are there. What operators hold is not counted: that decides the data, see `explain()`.
     - `quarantine`: a JSON-lines file for samples that were dropped or masked; of several ranks each has one,
@@ -71,6 +68,7 @@ class Loader:
         runner: str,
         workers: int | None,
         prefetch: int | None,
+        reads: int | None = None,
         max_bytes: int | None = None,
         quarantine: Path | None,
         max_bad_fraction: float | None,
@@ -94,6 +92,7 @@ class Loader:
             ranks=dp_size,
         )
         self._prefetch = prefetch
+        self._reads = at_least_one("reads", reads)
         self._max_bytes = at_least_one("max_bytes", max_bytes)
         self._max_steps = max_steps
         self._dp = dp_rank, dp_size
@@ -273,17 +272,19 @@ class Loader:
         if pools.remote:
             warn_of_memory(memory(pipeline, dp_size=self._dp[1], workers=self._workers).batches)
         late = any(getattr(dataset, "late", False) for dataset in pipeline.source.datasets)
-        readers = FETCHERS if late else min(READERS, 1 + len(self.lanes))
+        readers = self._reads or (FETCHERS if late else first_reads(len(self.lanes)))
         runners = pools.start()
-        reads = make_runner("threads" if threaded else "inline", readers)
+        reads = ThreadRunner(readers, "zvl-reader") if threaded else InlineRunner()
         self._runners = [*runners.values(), reads]
         stages = pools.stages(pipeline.border)
         materialiser = Materialiser(stages, reads, {"hash_images": True} if self._hash_images else None)
         workers = max((runner.workers for runner, _ in stages), default=1) if pools.far else self._workers
         window = window_size(workers, self._prefetch, materialiser.splits, pools.far)
-        ahead = ReadAhead.fit(pipeline.source, len(self.lanes), min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize))
+        budget = min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize)
+        ahead = ReadAhead(reads, pipeline.source, len(self.lanes), budget, self._reads)
+        planner = Planner(pipeline, pools, ahead, len(self.lanes))
         return Engine(
-            [self._feed(lane, reads, ahead) for lane in self.lanes],
+            [self._feed(lane, planner) for lane in self.lanes],
             materialiser,
             pipeline.blank,
             window=window,
@@ -297,47 +298,16 @@ class Loader:
             keep_plans=self._keep_plans,
         )
 
-    def _feed(self, lane: int, reads: Runner, ahead: ReadAhead) -> LaneFeed:
-        """Build a lane's chain from its state on."""
-        pipeline, state = self.pipeline, self._states[lane]
-        newly = self._blocks.newer(state.blocked)
-        cursor = pipeline.source.lane(lane, pipeline.lanes)
-        if state.clean is not None:
-            cursor.seek(state.clean)
-        stream: Iterator[Element] = read_lane(
-            pipeline.source,
-            cursor,
-            pipeline.flush_every,
-            ahead,
-            partial(reads.submit, PLANNING, read_rows),
-            self._blocks,
-            state.blocked,
-        )
-        for segment, runner, parallelism in self._pools.segments(pipeline.border):
-            if runner is None:
-                stream = accumulate(stream, segment[0], lane, newly)
-            else:
-                depth = max(1, -(-2 * (parallelism or runner.workers) // len(self.lanes)))
-                group = group_size(len(self.lanes))
-                stream = parallel(stream, partial(_submit, runner, segment, newly), depth, group)
-        planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience())
-        planned = mask_stream(planned, newly) if newly else planned
-        return (
-            LaneFeed(lane, planned, state) if self._max_bytes is None else LaneFeed(lane, planned, state, self._weigh)
-        )
+    def _feed(self, lane: int, planner: Planner) -> LaneFeed:
+        """A lane's chain from its state on."""
+        state = self._states[lane]
+        stream = planner.stream(lane, state, self._blocks)
+        return LaneFeed(lane, stream, state) if self._max_bytes is None else LaneFeed(lane, stream, state, self._weigh)
 
     def _weigh(self, sample: Sample) -> int:
         """Bytes of a planned batch and of what it will become."""
         later: list[Any] = [placed.operator for placed in self.pipeline.operators[self.pipeline.border :]]
         return nbytes(sample) + sum(int(one.result_bytes(sample)) for one in later if hasattr(one, "result_bytes"))
-
-    def _patience(self) -> int:
-        """Intervals without a batch that a lane may have: a pass of the data, and 100,000 rows at least."""
-        source = self.pipeline.source
-        if source.finite:
-            return sys.maxsize
-        rows = max(100_000, sum(int(dataset.shard_rows.sum()) for dataset in source.datasets))
-        return -(-rows // self.pipeline.flush_every)
 
     def _goes_on(self, event: StepStart) -> bool:
         if self._max_steps is not None and event.step >= self._max_steps:
@@ -386,11 +356,3 @@ def _end(engine: Events, runners: list[Runner]) -> None:
     for runner in runners:
         runner.close()
     runners.clear()
-
-
-def _submit(
-    runner: Runner, nodes: Sequence[Node], newly: frozenset[str], elements: list[Element]
-) -> Future[list[Element]]:
-    if newly:
-        return runner.submit(PLANNING, run_leniently, newly, nodes, elements)
-    return runner.submit(PLANNING, run_nodes, nodes, elements)

@@ -6,7 +6,7 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from zvl import registry
 from zvl.checkpoint import Identity
@@ -23,11 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Pipeline", "Placed", "make_operator"]
 
+Parallelism = int | Literal["auto"] | None
+"""None is the same as "auto"."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Placed:
-    """An operator in a pipeline; `parallelism` is how many of its calls may run at once (None: as many as workers),
-    `runner` where they do ("threads", "processes", "ray" or "inline"; None: where the loader says)."""
+    """An operator in a pipeline; `parallelism` is how many of its calls may run at once (None: "auto", as many as
+    workers), `runner` where they do ("threads", "processes", "ray" or "inline"; None: where the loader says)."""
 
     operator: Operator
     parallelism: int | None = None
@@ -65,11 +68,18 @@ class Pipeline:
         self.blocked = None if blocked is None else Path(blocked)
         self.operators = tuple(operators)
 
-    def apply(self, operator: Operator, *, parallelism: int | None = None, runner: str | None = None) -> Pipeline:
-        """Append an operator. `parallelism` and `runner` change the speed, never the data; see `Placed`."""
+    def apply(self, operator: Operator, *, parallelism: Parallelism = "auto", runner: str | None = None) -> Pipeline:
+        """Append an operator. `parallelism` and `runner` change the speed, never the data.
+
+        `parallelism` is how many of the operator's calls may run at once; "auto": as many as there are workers.
+        `runner` is where they run; None: where the loader says.
+        """
         check_operator_class(operator)
-        if parallelism is not None and (not isinstance(parallelism, int) or parallelism < 1):
-            raise RecipeError(f"expected parallelism of at least 1 for {operator.name}, got {parallelism!r}")
+        parallelism = None if parallelism == "auto" else parallelism
+        if parallelism is not None and (type(parallelism) is not int or parallelism < 1):
+            raise RecipeError(
+                f'expected parallelism="auto" or a number of at least 1 for {operator.name}, got {parallelism!r}'
+            )
         if parallelism is not None and isinstance(operator, Accumulate):
             raise RecipeError(f"{operator.name} is an Accumulate and runs in order: leave parallelism out")
         if runner is not None:
@@ -92,7 +102,7 @@ class Pipeline:
         function: Callable[[Sample], Sample],
         *,
         version: int = 0,
-        parallelism: int | None = None,
+        parallelism: Parallelism = "auto",
         runner: str | None = None,
     ) -> Pipeline:
         """Append `function(sample) -> sample`. Say a new `version` when what it does changes."""
@@ -103,7 +113,7 @@ class Pipeline:
         function: Callable[[Sample], bool],
         *,
         version: int = 0,
-        parallelism: int | None = None,
+        parallelism: Parallelism = "auto",
         runner: str | None = None,
     ) -> Pipeline:
         """Keep the samples for which `function(sample)` is true."""
@@ -117,7 +127,7 @@ class Pipeline:
             hint = f"; did you mean {near[0]!r}?" if near else ""
             raise AttributeError(f"no operator is named {name!r}{hint}")
 
-        def method(*args: Any, parallelism: int | None = None, runner: str | None = None, **fields: Any) -> Pipeline:
+        def method(*args: Any, parallelism: Parallelism = "auto", runner: str | None = None, **fields: Any) -> Pipeline:
             return self.apply(make_operator(name, *args, **fields), parallelism=parallelism, runner=runner)
 
         return method
@@ -169,6 +179,7 @@ class Pipeline:
         runner: str = "threads",
         workers: int | None = None,
         prefetch: int | None = None,
+        reads: int | None = None,
         max_bytes: int | None = None,
         quarantine: str | Path | None = None,
         max_bad_fraction: float | None = None,
@@ -192,6 +203,7 @@ class Pipeline:
             "runner": runner,
             "workers": workers,
             "prefetch": prefetch,
+            "reads": reads,
             "max_bytes": max_bytes,
             "quarantine": None if quarantine is None else Path(quarantine),
             "max_bad_fraction": max_bad_fraction,

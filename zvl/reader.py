@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from zvl.blocklist import BlockList
@@ -15,29 +16,94 @@ from zvl.errors import BadData, OperatorError
 from zvl.masking import blocked_record
 from zvl.operator import Sample
 from zvl.protocols import Dataset, LaneCursor, Pointer, WorkSource
+from zvl.runners.inline import InlineRunner
+from zvl.runners.threads import ThreadRunner
+from zvl.sizes import READERS
 
-__all__ = ["ReadAhead", "read_lane"]
+__all__ = ["MOST_READS", "ReadAhead", "first_reads", "read_lane", "rows_ahead"]
+
+AHEAD_ROWS = 64
+"""Rows that a lane reads ahead at first."""
+
+MOST_READS = 64
+"""The most reads of a rank in flight."""
+
+ROUND = 8
+"""Chunks after which, at the earliest, the number of reads is looked at again."""
 
 PREFETCHED_SHARDS = 2
 """Shards behind the one that a lane reads from which its dataset may fetch in advance."""
 
-SubmitRead = Callable[[Dataset, int, Sequence[int]], "Future[list[Sample | BadData]]"]
+READING = 0
+"""Priority number of reads for planning: in front of pictures that are fetched late."""
 
 
-@dataclass(frozen=True)
 class ReadAhead:
-    """How far a lane reads ahead. A chunk larger than `chunk_bytes` is read row by row."""
+    """How many reads a rank has in flight, and how far its lanes read ahead: `rows` each.
 
-    rows: int
-    chunk_bytes: int
-    skipping: threading.Event = field(default_factory=threading.Event)
-    """Set while what is planned will not be materialised: pictures that are fetched late are not wanted then."""
+    Both double while lanes come to chunks that are not there yet, up to `MOST_READS` reads and a budget in bytes; but
+    reads that compute more than they wait gain nothing by more of them. A chunk larger than `chunk_bytes` is read row
+    by row. Used by the planner's thread alone.
+    """
 
-    @classmethod
-    def fit(cls, source: WorkSource, lanes: int, budget: int) -> ReadAhead:
-        """Share `budget` bytes among the lanes of a rank: between 4 and 64 rows ahead each."""
-        row = max([dataset.row_bytes for dataset in source.datasets], default=1)
-        return cls(rows=max(4, min(64, budget // max(1, lanes * row))), chunk_bytes=max(budget, 1 << 24))
+    def __init__(
+        self, pool: ThreadRunner | InlineRunner, source: WorkSource, lanes: int, budget: int, reads: int | None = None
+    ) -> None:
+        """`reads` fixes the number of reads in flight."""
+        self._pool = pool
+        self._rows_for = partial(rows_ahead, source, lanes, budget)
+        self._round = max(ROUND, lanes)
+        self._fixed = reads is not None
+        self.chunk_bytes = max(budget, 1 << 24)
+        self.reads = reads or first_reads(lanes)
+        self.rows = self._rows_for(self.reads)
+        self.skipping = threading.Event()
+        """Set while what is planned will not be materialised: pictures that are fetched late are not wanted then."""
+        self._begin_round()
+        self._reached = -lanes  # each lane waits for its first chunk
+
+    def submit(self, dataset: Dataset, shard: int, rows: Sequence[int]) -> Future[list[Sample | BadData]]:
+        return self._pool.submit(READING, self._read, dataset, shard, rows)
+
+    def _read(self, dataset: Dataset, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+        """What runs in an I/O thread. Where two of them add at the same time one may be lost: it is an estimate."""
+        wall, cpu = time.perf_counter(), time.thread_time()
+        found = dataset.read(shard, rows)
+        self._wall += time.perf_counter() - wall
+        self._cpu += time.thread_time() - cpu
+        return found
+
+    def reached(self, late: bool) -> None:
+        """A lane has come to the first row of another chunk, which was not there yet if it is `late`."""
+        self._reached += 1
+        self._late += late and self._reached > 0
+        if self._reached < self._round:
+            return
+        useful = min(MOST_READS, 2 * self.reads, int(self._wall / max(self._cpu, 1e-6)))
+        if self._late * 4 > self._reached and useful > self.reads and not self._fixed:
+            self.reads = useful
+            self.rows = self._rows_for(useful)
+            self._pool.grow(useful)
+        self._begin_round()
+
+    def _begin_round(self) -> None:
+        self._reached = self._late = 0
+        self._wall = self._cpu = 0.0
+
+
+def first_reads(lanes: int) -> int:
+    """Reads in flight at first. A read is a whole chunk, so few keep a disk busy."""
+    return min(READERS, 1 + lanes)
+
+
+def rows_ahead(source: WorkSource, lanes: int, budget: int, reads: int) -> int:
+    """Rows that each lane reads ahead, beside those of its open chunk, for so many reads in flight on all of them.
+
+    Within `budget` bytes of all lanes, but 4 at least.
+    """
+    row = max([dataset.row_bytes for dataset in source.datasets], default=1)
+    wanted = getattr(source, "chunk_rows", AHEAD_ROWS) * (-(-reads // lanes) - 1)
+    return max(4, min(max(AHEAD_ROWS, wanted), budget // max(1, lanes * row)))
 
 
 @fails_in_place
@@ -46,7 +112,6 @@ def read_lane(
     cursor: LaneCursor,
     flush_every: int,
     ahead: ReadAhead,
-    submit: SubmitRead,
     blocks: BlockList,
     version: int,
 ) -> Iterator[Element]:
@@ -54,8 +119,8 @@ def read_lane(
 
     In the first interval `version` of the block list is in force, behind it the newest.
     """
-    chunks = _Chunks(source, cursor, ahead, submit)
-    queue: deque[tuple[Pointer, _Chunk] | Mark | Dropped] = deque()
+    chunks = _Chunks(source, cursor, ahead)
+    queue: deque[tuple[_Chunk, int] | Mark | Dropped] = deque()
     exhausted = False
     begun = False
     while True:
@@ -67,62 +132,91 @@ def read_lane(
             pointer = cursor.next()
             if pointer is None:
                 exhausted = True
-            elif version and 0 < blocks.since(key := _key(source, pointer)) <= version:
+            elif version and 0 < blocks.since(key := chunks.key(pointer)) <= version:
                 queue.append(blocked_record(key))
             else:
-                queue.append((pointer, chunks.request(pointer)))
+                queue.append((chunks.request(pointer), pointer.row))
         if not queue:
             return
         head = queue.popleft()
-        if isinstance(head, Mark | Dropped):
+        if isinstance(head, PASSED_ON):
             yield head
             continue
-        pointer, chunk = head
-        while not chunk.future.done():
-            yield Waiting((chunk.future,))
-        yield _sample(source, pointer, chunk.take(pointer.row), blocks)
+        chunk, number = head
+        if chunk.rows is None:
+            ahead.reached(late=not chunk.future.done())
+            while not chunk.future.done():
+                yield Waiting((chunk.future,))
+            chunk.rows = list(chunk.future.result())
+        row = chunk.take(number)
+        if isinstance(row, BadData):
+            yield _bad(chunk.key(number), chunk.on_error, row, blocks)
+        else:
+            yield {**row, "__key__": chunk.key(number)}
+
+
+PASSED_ON = (Mark, Dropped)
 
 
 class _Chunk:
-    """Rows being read, or read and not yet handed out."""
+    """Rows being read, or read and not yet handed out. Nothing is kept for each row but its place: there are as many as
+    all lanes read ahead."""
 
-    def __init__(self, first: int, future: Future[list[Sample | BadData]]) -> None:
+    def __init__(
+        self, shard: str, epoch: int, first: int, on_error: str, future: Future[list[Sample | BadData]]
+    ) -> None:
         self.first = first
         self.future = future
-        self._rows: list[Sample | BadData | None] | None = None
+        self.on_error = on_error
+        self.rows: list[Sample | BadData | None] | None = None
+        """None until the first is due."""
+        self._before, self._behind = f"{shard}#", f"@{epoch}"
+
+    def key(self, row: int) -> str:
+        return f"{self._before}{row}{self._behind}"
 
     def take(self, row: int) -> Sample | BadData:
         """Hand out a row and let go of it."""
-        if self._rows is None:
-            self._rows = list(self.future.result())
-        taken = self._rows[row - self.first]
+        assert self.rows is not None
+        taken = self.rows[row - self.first]
         assert taken is not None  # a source hands out each row of a chunk once per pass
-        self._rows[row - self.first] = None
+        self.rows[row - self.first] = None
         return taken
 
 
 class _Chunks:
     """One open chunk per dataset; the reader's queue keeps older ones alive while rows of them are due."""
 
-    def __init__(self, source: WorkSource, cursor: LaneCursor, ahead: ReadAhead, submit: SubmitRead) -> None:
-        self._datasets = source.datasets
+    def __init__(self, source: WorkSource, cursor: LaneCursor, ahead: ReadAhead) -> None:
+        self._datasets, self._names = source.datasets, source.names
         self._upcoming = getattr(cursor, "upcoming", None) if any(map(_prefetches, source.datasets)) else None
         self._ahead = ahead
-        self._submit = submit
         self._open: dict[int, tuple[tuple[int, int, int], _Chunk]] = {}
 
     def request(self, pointer: Pointer) -> _Chunk:
-        dataset = self._datasets[pointer.dataset]
-        rows = range(pointer.chunk_start, pointer.chunk_stop)
-        if len(rows) * dataset.row_bytes > self._ahead.chunk_bytes:
-            return _Chunk(pointer.row, self._submit(dataset, pointer.shard, [pointer.row]))
-        key = (pointer.shard, pointer.chunk_start, pointer.epoch)
-        opened = self._open.get(pointer.dataset)
-        if opened is None or opened[0] != key:
-            opened = key, _Chunk(pointer.chunk_start, self._submit(dataset, pointer.shard, rows))
-            self._open[pointer.dataset] = opened
-            self._hint(pointer.dataset, pointer.shard)
+        place, shard, row, epoch, start, stop = pointer
+        key = (shard, start, epoch)
+        opened = self._open.get(place)
+        if opened is not None and opened[0] == key:
+            return opened[1]
+        dataset = self._datasets[place]
+        if (stop - start) * dataset.row_bytes > self._ahead.chunk_bytes:
+            return self._chunk(pointer, range(row, row + 1))
+        opened = key, self._chunk(pointer, range(start, stop))
+        self._open[place] = opened
+        self._hint(place, shard)
         return opened[1]
+
+    def _chunk(self, pointer: Pointer, rows: range) -> _Chunk:
+        dataset = self._datasets[pointer.dataset]
+        future = self._ahead.submit(dataset, pointer.shard, rows)
+        return _Chunk(self._shard(pointer), pointer.epoch, rows.start, dataset.on_error, future)
+
+    def key(self, pointer: Pointer) -> str:
+        return f"{self._shard(pointer)}#{pointer.row}@{pointer.epoch}"
+
+    def _shard(self, pointer: Pointer) -> str:
+        return f"{self._names[pointer.dataset]}/{self._datasets[pointer.dataset].shards[pointer.shard]}"
 
     def _hint(self, place: int, open_shard: int) -> None:
         """Tell a dataset that caches shards which ones this lane will want next; of a late one no picture of the open
@@ -139,22 +233,10 @@ def _prefetches(dataset: Dataset) -> bool:
     return getattr(dataset, "prefetch", None) is not None
 
 
-def _key(source: WorkSource, pointer: Pointer) -> str:
-    name, dataset = source.names[pointer.dataset], source.datasets[pointer.dataset]
-    return f"{name}/{dataset.shards[pointer.shard]}#{pointer.row}@{pointer.epoch}"
-
-
-def _sample(source: WorkSource, pointer: Pointer, row: Sample | BadData, blocks: BlockList) -> Element:
-    key = _key(source, pointer)
-    if isinstance(row, BadData):
-        if source.datasets[pointer.dataset].on_error == "drop":
-            return Dropped("read", key, row.reason, row.detail, bad=True, sha256=row.sha256)
-        if blocks.since(key):  # newly: before, the run ended here
-            return blocked_record(key, row.detail)
-        raise OperatorError("read", key, str(row)) from row
-    return {**row, "__key__": key}
-
-
-def read_rows(dataset: Dataset, shard: int, rows: Sequence[int]) -> list[Any]:
-    """What runs in an I/O thread."""
-    return dataset.read(shard, rows)
+def _bad(key: str, on_error: str, row: BadData, blocks: BlockList) -> Dropped:
+    """What becomes of a broken row; OperatorError where it stops the run."""
+    if on_error == "drop":
+        return Dropped("read", key, row.reason, row.detail, bad=True, sha256=row.sha256)
+    if blocks.since(key):  # newly: before, the run ended here
+        return blocked_record(key, row.detail)
+    raise OperatorError("read", key, str(row)) from row

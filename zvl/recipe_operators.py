@@ -48,9 +48,9 @@ class OperatorMaker:
         return self._from_class(registry.load("operators", use), own)
 
     def _check_placing(self, table: Mapping[str, Any]) -> None:
-        value = table.get("parallelism", 1)
-        if type(value) is not int or value < 1:
-            raise FieldError("parallelism", f"parallelism: expected an integer of at least 1, got {value!r}")
+        value = table.get("parallelism", "auto")
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise FieldError("parallelism", f'parallelism: expected "auto" or an integer of at least 1, got {value!r}')
         runner = table.get("runner")
         if runner is not None and runner not in RUNNERS:
             raise FieldError("runner", f"runner: expected one of {', '.join(RUNNERS)}, got {runner!r}")

@@ -12,6 +12,7 @@ __all__ = [
     "READ_AHEAD_BYTES",
     "at_least_one",
     "group_size",
+    "most_grouped",
     "own_lanes",
     "window_size",
 ]
@@ -27,10 +28,23 @@ READ_AHEAD_BYTES = 64 << 20
 """Compressed bytes that a rank's lanes read ahead, together."""
 
 
+GROUPED_BYTES = 16 << 20
+"""Compressed bytes in a task of each lane up to which tasks may take more samples than at first."""
+
+
 def group_size(lanes: int) -> int:
-    """Samples a planning task takes at once: a future costs about 18 µs, a small sample 2 to 300. Few lanes take more,
+    """Samples a planning task takes at first: a future costs about 18 µs, a small sample 2 to 300. Few lanes take more,
     which spares them changes of thread: 32 instead of 16 made a replay of one lane 5 to 9 % faster."""
     return 32 if lanes <= 2 else 16
+
+
+def most_grouped(lanes: int, row_bytes: int) -> int:
+    """The most samples that a planning task may come to take, where tasks of all lanes hold few bytes.
+
+    >>> most_grouped(128, 300), most_grouped(32, 100_000)
+    (64, 16)
+    """
+    return 64 if 64 * lanes * row_bytes <= GROUPED_BYTES else group_size(lanes)
 
 
 def own_lanes(lanes: int, dp_rank: int, dp_size: int) -> range:

@@ -17,14 +17,16 @@ from zvl.blocklist import BlockList, row_of
 from zvl.budget import cpu_budget
 from zvl.elements import Dropped, Element, Failed, Mark, Waiting
 from zvl.errors import RecipeError
-from zvl.lanes import accumulate, parallel
+from zvl.lanes import Group, accumulate, parallel
 from zvl.mixture import Mixture, Once
 from zvl.nodes import Node, run_nodes
 from zvl.operator import Accumulate, Sample, SplitMap
 from zvl.pipeline import Pipeline
 from zvl.protocols import Dataset, Pointer, Runner
-from zvl.reader import ReadAhead, read_lane, read_rows
+from zvl.reader import ReadAhead, first_reads, read_lane
 from zvl.runners import make_runner
+from zvl.runners.threads import ThreadRunner
+from zvl.sizes import READ_AHEAD_BYTES
 
 __all__ = ["estimate_tokens"]
 
@@ -37,8 +39,6 @@ ALL_CHUNK_ROWS = 64
 INTERVAL = 1 << 16
 """Rows after which Accumulates are emptied and counts are added up, which bounds their memory."""
 
-READERS = 8
-READ_AHEAD_BYTES = 64 << 20
 IGNORE = -100
 
 
@@ -57,7 +57,7 @@ def estimate_tokens(pipeline: Pipeline, rows: int | None = 1024, seed: int = 0) 
         raise RecipeError(f"estimate_tokens: expected rows of at least 1, or None for all, got {rows!r}")
     nodes = pipeline.nodes()[: _planning(pipeline)]
     blocks = BlockList.read(pipeline.blocked)
-    runner, reads = make_runner("threads", cpu_budget()), make_runner("threads", READERS)
+    runner, reads = make_runner("threads", cpu_budget()), ThreadRunner(first_reads(1))
     try:
         found = {}
         for name, dataset in zip(pipeline.source.names, pipeline.source.datasets, strict=True):
@@ -106,18 +106,19 @@ class _SomeRows:
 
 
 def _plan(
-    cursor: _SomeRows, nodes: Sequence[Node], blocks: BlockList, runner: Runner, reads: Runner
+    cursor: _SomeRows, nodes: Sequence[Node], blocks: BlockList, runner: Runner, reads: ThreadRunner
 ) -> Iterator[Element]:
     """The stream of a lane that reads those rows."""
-    ahead = ReadAhead.fit(cursor.source, 1, READ_AHEAD_BYTES)
-    submit = partial(reads.submit, 0, read_rows)
-    stream: Iterator[Element] = read_lane(cursor.source, cursor, INTERVAL, ahead, submit, blocks, blocks.version)
+    ahead = ReadAhead(reads, cursor.source, 1, READ_AHEAD_BYTES)
+    stream: Iterator[Element] = read_lane(cursor.source, cursor, INTERVAL, ahead, blocks, blocks.version)
     for accumulates, group in groupby(nodes, key=lambda node: isinstance(node.operator, Accumulate)):
         if accumulates:
             for node in group:
                 stream = accumulate(stream, node, 0)
         else:
-            stream = parallel(stream, partial(runner.submit, 0, run_nodes, list(group)), 2 * cpu_budget(), 16)
+            stream = parallel(
+                stream, partial(runner.submit, 0, run_nodes, list(group)), 2 * cpu_budget(), Group(16, 16)
+            )
     return stream
 
 

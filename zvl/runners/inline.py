@@ -22,5 +22,8 @@ class InlineRunner:
         settle(future, call, args)
         return future
 
+    def grow(self, workers: int) -> None:
+        """The caller's thread is all there is."""
+
     def close(self) -> None:
         pass

@@ -25,13 +25,21 @@ class ThreadRunner:
     remote = False
 
     def __init__(self, workers: int, name: str = "zvl-worker") -> None:
-        self.workers = workers
+        self.workers = 0
+        self._name = name
         self._calls: queue.PriorityQueue[tuple[int, int, Future[Any] | None, Any, Any]] = queue.PriorityQueue()
         self._ticket = itertools.count()
         self._closing = False
-        self._threads = [threading.Thread(target=self._work, name=f"{name}-{i}", daemon=True) for i in range(workers)]
-        for thread in self._threads:
+        self._threads: list[threading.Thread] = []
+        self.grow(workers)
+
+    def grow(self, workers: int) -> None:
+        """Start threads until there are so many; not while it is being closed."""
+        for number in range(self.workers, workers):
+            thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
+            self._threads.append(thread)
             thread.start()
+        self.workers = len(self._threads)
 
     def submit(self, priority: int, call: Callable[..., Any], /, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()

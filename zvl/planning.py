@@ -1,0 +1,90 @@
+"""The chain of each lane, from its source to planned batches."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, NamedTuple
+
+from zvl.blocklist import BlockList
+from zvl.checkpoint import LaneState
+from zvl.elements import Element, Planned, Waiting
+from zvl.lanes import Group, accumulate, collect, parallel
+from zvl.masking import mask_stream, run_leniently
+from zvl.nodes import Node, run_nodes
+from zvl.pipeline import Pipeline
+from zvl.protocols import Runner
+from zvl.reader import ReadAhead, read_lane
+from zvl.runners import Pools
+from zvl.sizes import group_size, most_grouped
+
+__all__ = ["Planner"]
+
+PLANNING = 0
+"""Priority number of planning; batches count from 1, so planning goes first."""
+
+
+class Segment(NamedTuple):
+    """Operators that plan in one task, and where; an Accumulate has no runner."""
+
+    nodes: tuple[Node, ...]
+    runner: Runner | None
+    depth: int
+    """Tasks of a lane that are on their way at once."""
+    group: Group
+
+
+class Planner:
+    """Makes the chains of a rank's lanes. What they share: runners, how far is read ahead, the size of tasks."""
+
+    def __init__(self, pipeline: Pipeline, pools: Pools, ahead: ReadAhead, lanes: int) -> None:
+        self._pipeline = pipeline
+        self._ahead = ahead
+        row = max((dataset.row_bytes for dataset in pipeline.source.datasets), default=1)
+        self._segments = [
+            Segment(
+                nodes,
+                runner,
+                max(1, -(-2 * (parallelism or (runner.workers if runner else 1)) // lanes)),
+                Group(group_size(lanes), most_grouped(lanes, row)),
+            )
+            for nodes, runner, parallelism in pools.segments(pipeline.border)
+        ]
+        self._patience = _patience(pipeline)
+
+    def stream(self, lane: int, state: LaneState, blocks: BlockList) -> Iterator[Planned | Waiting]:
+        """A lane's planned batches from its state on."""
+        pipeline = self._pipeline
+        newly = blocks.newer(state.blocked)
+        cursor = pipeline.source.lane(lane, pipeline.lanes)
+        if state.clean is not None:
+            cursor.seek(state.clean)
+        stream: Iterator[Element] = read_lane(
+            pipeline.source, cursor, pipeline.flush_every, self._ahead, blocks, state.blocked
+        )
+        for nodes, runner, depth, group in self._segments:
+            if runner is None:
+                stream = accumulate(stream, nodes[0], lane, newly)
+            else:
+                stream = parallel(stream, partial(_submit, runner, group, nodes, newly), depth, group)
+        planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience)
+        return mask_stream(planned, newly) if newly else planned
+
+
+def _submit(
+    runner: Runner, group: Group, nodes: Sequence[Node], newly: frozenset[str], elements: list[Element]
+) -> Future[list[Element]]:
+    call: Any = partial(run_leniently, newly) if newly else run_nodes
+    if runner.remote:  # how long a task takes is not seen from here
+        return runner.submit(PLANNING, call, nodes, elements)
+    return runner.submit(PLANNING, group.timed, call, nodes, elements)
+
+
+def _patience(pipeline: Pipeline) -> int:
+    """Intervals without a batch that a lane may have: a pass of the data, and 100,000 rows at least."""
+    if pipeline.source.finite:
+        return sys.maxsize
+    rows = max(100_000, sum(int(dataset.shard_rows.sum()) for dataset in pipeline.source.datasets))
+    return -(-rows // pipeline.flush_every)
