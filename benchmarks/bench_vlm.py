@@ -36,6 +36,9 @@ from zvl.pipeline import make_operator
 from zvl.runners._native import single_threaded
 from zvl.sizes import group_size
 
+LANES = (1, 64)
+"""Of zvl's subjects."""
+
 GROUP, GROUPS_AHEAD, IN_FLIGHT = group_size(1), 4, 3
 """Samples tokenized at once, such groups read ahead, and batches in the making: as in the loader."""
 
@@ -90,7 +93,7 @@ def count(image_rows: list[int], segments: Any) -> Count:
 
 
 def show(subjects: list[Subject], peaks: list[int], given: Any) -> None:
-    held = [0, *(memory(demo_pipeline(lanes), workers=WORKERS).total for lanes in (1, 32))]
+    held = [0, *(memory(demo_pipeline(lanes), workers=WORKERS).total for lanes in LANES)]
     rows, result = [], {}
     for subject, peak, bytes_held in zip(subjects, peaks, held, strict=True):
         pairs = list(zip(subject.readings, subjects[0].readings, strict=True))
@@ -128,7 +131,7 @@ def main() -> None:
 
     subjects = [
         Subject("limit", limit),
-        *(Subject(f"zvl, {lanes} lane{'s' * (lanes > 1)}", loader, lanes) for lanes in (1, 32)),
+        *(Subject(f"zvl, {lanes} lane{'s' * (lanes > 1)}", loader, lanes) for lanes in LANES),
     ]
     for _ in range(given.repeats):
         for subject in subjects:

@@ -26,10 +26,10 @@ def quick(name: str, *options: str) -> Any:
 @pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
 def test_vlm() -> None:
     result = quick("bench_vlm.py", "--quick")
-    assert list(result) == ["limit", "zvl, 1 lane", "zvl, 32 lanes"]
+    assert list(result) == ["limit", "zvl, 1 lane", "zvl, 64 lanes"]
     assert result["limit"]["ratio"] == 1.0
     assert all(one["images_per_s"] > 0 and 0.9 < one["fill"] <= 1 and one["peak_mb"] > 100 for one in result.values())
-    assert result["zvl, 32 lanes"]["stated_mb"] > result["zvl, 1 lane"]["stated_mb"] > 0
+    assert result["zvl, 64 lanes"]["stated_mb"] > result["zvl, 1 lane"]["stated_mb"] > 0
 
 
 def test_engine() -> None:
@@ -79,3 +79,17 @@ def test_isolate() -> None:
     assert result["page_ratio"] > 0
     for figure in ("next_ms", "images_per_s"):
         assert all(result[figure][name] > 0 for name in ("threads", "isolated"))
+
+
+@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
+def test_scaling() -> None:
+    result = quick("bench_scaling.py", "--quick")
+    assert [len(curve["sizes"]) for curve in result.values()] == [2] * 6
+    assert all(figures["cost"] > 0 for curve in result.values() for figures in curve["sizes"].values())
+
+
+@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
+def test_auto() -> None:
+    result = quick("bench_auto.py", "--quick")
+    assert list(result) == ["demo", "reading, 1 lane", "reading, 8 lanes", "tokenizing", "decoding"]
+    assert all(settings["auto"] == settings["auto"] | {"of_auto": 1.0} for settings in result.values())
