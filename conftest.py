@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from reference.torchvision_cpu import install
 from zvl_demo.assets import fetch
@@ -16,6 +17,9 @@ from zvl_demo.tokenizer import qwen_tokenizer as build_tokenizer
 # Before anything imports transformers, which looks for torchvision once.
 install()
 pytest.register_assert_rewrite("reference.family")
+
+# The tests run in a process a CPU: threads of PyTorch beyond the first would wait for each other, and spin.
+torch.set_num_threads(1)
 
 # TorchTitan needs a GPU's packages for its import: tests prepare it, in processes of their own.
 collect_ignore = ["zvl/trainers/torchtitan.py"]

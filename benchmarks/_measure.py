@@ -105,9 +105,8 @@ class Subject:
     def __init__(self, name: str, make: Callable[..., Generator[Count]], *args: Any) -> None:
         self.name = name
         self.readings: list[Reading] = []
-        context = multiprocessing.get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(theirs, make, args), daemon=True)
+        self._pipe, theirs = multiprocessing.Pipe()
+        self._process = multiprocessing.Process(target=_serve, args=(theirs, make, args), daemon=True)
         self._process.start()
         theirs.close()
 
@@ -199,7 +198,17 @@ def options(about: str | None, **numbers: tuple[int, int, str]) -> argparse.Name
     for name, (usual, quick, _) in numbers.items():
         if getattr(given, name) is None:
             setattr(given, name, quick if given.quick else usual)
+    begin_processes(given.quick)
     return given
+
+
+def begin_processes(quick: bool) -> None:
+    """Choose how processes of a benchmark start: each by itself, or quickly, forked from one that has imported."""
+    if quick and "forkserver" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_forkserver_preload(["torch", "numpy", "zvl.loader"])
+        multiprocessing.set_start_method("forkserver")
+    else:
+        multiprocessing.set_start_method("spawn")
 
 
 def spread(figures: Sequence[float], digits: int = 1) -> str:

@@ -50,7 +50,7 @@ def one_loader(epochs: int, lanes: int, rows: int) -> list[int]:
 def apart(measure: Callable[[int, int, int], list[int]], arenas: str, *args: int) -> list[int]:
     """Run in a fresh process, its malloc with so many arenas ("" for its own choice)."""
     with patch.dict(os.environ, {"MALLOC_ARENA_MAX": arenas} if arenas else {}):
-        pool = multiprocessing.get_context("spawn").Pool(1)
+        pool = multiprocessing.Pool(1)
     with pool:
         return pool.apply(measure, args)
 

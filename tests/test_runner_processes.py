@@ -307,12 +307,16 @@ def test_functions_of_the_script_itself_work(tmp_path: Path) -> None:
 
 
 def test_libraries_have_one_thread_each() -> None:
-    settings = torch.get_num_threads()
-    with ops.pipeline(20).map(ops.count_threads).loader(runner="processes", workers=1) as loader:
-        batch = next(loader)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ops.pipeline(20).map(ops.count_threads).loader(runner="processes", workers=1) as loader:
+            batch = next(loader)
+        assert torch.get_num_threads() == 3
+    finally:
+        torch.set_num_threads(before)
     assert batch["torch"] == 1
     assert batch["threads"] == 2, "the one that works, and the one that reads"
-    assert torch.get_num_threads() == settings
 
 
 def test_make_runner_makes_one() -> None:
