@@ -10,7 +10,7 @@ TRAINERS ?= torchtitan==0.3.0 megatron-core==0.16.1 docstring_parser==0.18.0 ein
 	torch_checkpointing==0.1.1 torchdata==0.11.0 typeguard==4.6.1 tyro==1.0.17
 WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_cli_verify.py operators/tests/test_pack.py operators/tests/test_patchify.py codecs
 
-.PHONY: setup demo experiment test test-services test-wheel soak lint bench clean
+.PHONY: setup demo experiment test test-services test-wheel soak lint docs bench clean
 
 setup: $(VENV)/.ready
 
@@ -32,6 +32,10 @@ experiment: setup
 
 test: setup
 	$(BIN)/python -m pytest -q -n auto
+
+# The site of docs/, in site/. The pages' code is run by tests/test_docs.py.
+docs: setup
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 # Tests with programs that do not come from pip: Azure's storage server, from npm, and a browser, Debian's where none is
 # on the path. Fails where they are missing.
@@ -73,4 +77,4 @@ bench: setup
 	$(BIN)/python benchmarks/bench_codecs.py
 
 clean:
-	rm -rf $(VENV) .cache build dist
+	rm -rf $(VENV) .cache build dist site

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from pages.blocks import blocks
+
 from zvl import registry
 
 PAGE = (Path(__file__).parents[2] / "docs/layouts.md").read_text(encoding="utf-8")
@@ -42,7 +44,7 @@ def test_every_layout_has_a_row() -> None:
 
 
 def test_the_example_works_as_a_package(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    (code,) = re.findall(r"```python\n# my_layouts/square.py\n(.*?)```", PAGE, flags=re.DOTALL)
+    (code,) = (block.text for block in blocks("docs/layouts.md") if block.title == "my_layouts/square.py")
     (entry,) = re.findall(r'\[project.entry-points."(zvl.layouts)"\]\nmine = "my_layouts"', PAGE)
     (tmp_path / "my_layouts").mkdir()
     (tmp_path / "my_layouts/__init__.py").touch()
