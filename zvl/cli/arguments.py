@@ -7,7 +7,10 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["Recipe", "Workers", "integers", "words"]
+__all__ = ["RUNNERS", "Recipe", "Workers", "integers", "words"]
+
+RUNNERS = ("threads", "processes", "inline", "ray")
+"""Those of `zvl.runners`, which takes longer to import than a shell wants to wait."""
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (TOML).", show_default=False)]
 Workers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Workers of the runner; all CPUs if not given.")]

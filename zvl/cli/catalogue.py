@@ -29,7 +29,7 @@ def _listing(kind: str) -> Callable[[], None]:
             table.add_row(name, module.rpartition(".")[0], summary(module))
         console().print(table)
 
-    listing.__doc__ = f"List the installed {kind}: name, package, and what each does."
+    listing.__doc__ = f"List the installed {kind}: name, package, and what each does.\n\nFor example:\n\nzvl {kind}"
     return listing
 
 

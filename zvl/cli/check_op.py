@@ -12,6 +12,7 @@ import typer
 
 from zvl.cli.output import columns, console, say
 from zvl.errors import RecipeError
+from zvl.registry import catalogue
 
 if TYPE_CHECKING:
     from zvl.operator import Operator, Sample
@@ -23,7 +24,12 @@ __all__ = ["check_op"]
 
 def check_op(
     operator: Annotated[
-        str, typer.Argument(metavar="OPERATOR", help="package.module:Class, or an installed operator's name.")
+        str,
+        typer.Argument(
+            metavar="OPERATOR",
+            help="package.module:Class, or an installed operator's name.",
+            autocompletion=lambda: list(catalogue("operators")),
+        ),
     ],
     field: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="A field, its value as in a recipe; again for more.")
@@ -45,7 +51,7 @@ def check_op(
 
     Exit status 1 if a check fails, 2 if there is nothing to check. For example:
 
-    zvl check-op my_package.clean:Clean --field language=en --samples data/web.jsonl
+    zvl check-op my_package.clean:Clean --field language=en --samples web.jsonl
     """
     from zvl.testing import CheckFailed, check_operator
 

@@ -26,7 +26,12 @@ SHOWN = 12
 def demo(
     steps: Annotated[int, typer.Option(min=2, metavar="N", help="Global steps to deliver and compare.")] = 8,
 ) -> None:
-    """Pack real photos for Qwen2.5-VL on 1, 2 and 4 ranks and after a restart, and compare. Fetches its data once."""
+    """Pack real photos for Qwen2.5-VL on 1, 2 and 4 ranks and after a restart, and compare. Fetches its data once.
+
+    For example:
+
+    zvl demo --steps 12
+    """
     from zvl.recipe import load_recipe
 
     recipe = _prepare()

@@ -22,15 +22,12 @@ __all__ = ["diff"]
 SHOWN = 20
 """Fields or lanes that are printed; --json has all."""
 
-File = Annotated[
-    str,
-    typer.Argument(help="A recipe (.toml), a saved state (of several ranks: a glob) or a log (of all its ranks)."),
-]
+WHAT = "A recipe (.toml), a saved state (of several ranks: a glob) or a log (of all its ranks)."
 
 
 def diff(
-    a: File,
-    b: File,
+    a: Annotated[str, typer.Argument(metavar="A", help=WHAT)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another of the same kind.")],
     steps: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Two recipes: also run N steps of both, up to a difference.")
     ] = None,

@@ -19,7 +19,12 @@ def explain(
     dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")] = 1,
     workers: Workers = None,
 ) -> None:
-    """Print a recipe's plan: its order, what runs where, the bytes held, the worst replay."""
+    """Print a recipe's plan: its order, what runs where, the bytes held, the worst replay.
+
+    For example:
+
+    zvl explain run.toml --dp-size 8
+    """
     from zvl.recipe import load_recipe
 
     print_plan(load_recipe(recipe).explain(dp_size=dp_size, workers=workers))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zvl.cli.output import progress, say, say_error
+from zvl.registry import catalogue
 
 if TYPE_CHECKING:
     from zvl.indexing import Report
@@ -25,7 +26,14 @@ LISTED = 20
 
 def index(
     path: Annotated[str, typer.Argument(metavar="PATH", help="What open_dataset takes: file, folder, glob, URL.")],
-    format: Annotated[str | None, typer.Option(metavar="NAME", help="The format; found out if not given.")] = None,
+    format: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="The format; found out if not given.",
+            autocompletion=lambda: list(catalogue("formats")),
+        ),
+    ] = None,
     jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Processes; all CPUs if not given.")] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Where to write, for index=DIR; the cache if not given.")
@@ -37,7 +45,9 @@ def index(
 ) -> None:
     """Index a dataset, so that it opens at once and planning reads no images. What is done already is kept.
 
-    Exit status 1 if a shard could not be indexed; the others are.
+    Exit status 1 if a shard could not be indexed; the others are. For example:
+
+    zvl index "data/web/*.tar" --jobs 8
     """
     from zvl.budget import cpu_budget
     from zvl.dataset import sniff

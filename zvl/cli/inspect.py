@@ -32,7 +32,9 @@ def inspect(
 ) -> None:
     """Look at a step's packs, rebuilt from the batches themselves: images, text, loss mask, and where they came from.
 
-    Steps before it are planned and not decoded.
+    Steps before it are planned and not decoded. For example:
+
+    zvl inspect run.toml --step 3 --html step3.html
     """
     from zvl.inspect import processor_of, rebuild, take_step, write_page, write_sheet
     from zvl.recipe import load_recipe

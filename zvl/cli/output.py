@@ -12,7 +12,13 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["columns", "console", "progress", "say", "say_error"]
+__all__ = ["INTERRUPTED", "columns", "console", "progress", "say", "say_error"]
+
+INTERRUPTED = 130
+"""Exit status after Ctrl-C, as shells have it."""
+
+LONGEST = 1600
+"""Characters of an error that are printed, so that it fits on a screen: what it says first and last."""
 
 PIPED_WIDTH = 200
 """Columns when the output is no terminal: files and pipes do not need lines broken."""
@@ -32,9 +38,12 @@ def say(text: str = "", style: str | None = None) -> None:
 
 
 def say_error(text: str) -> None:
-    """Print an error to stderr."""
+    """Print an error to stderr. Of a very long one the middle is left out."""
     from rich.text import Text
 
+    if len(text) > LONGEST:
+        half = LONGEST // 2
+        text = f"{text[:half]} [... {len(text) - 2 * half:,} more characters ...] {text[-half:]}"
     console(stderr=True).print(Text.assemble(("error: ", "bold red"), text), soft_wrap=True)
 
 
@@ -50,7 +59,7 @@ def columns(*headers: str, right: tuple[str, ...] = ()) -> Table:
 
 @contextmanager
 def progress() -> Iterator[Progress]:
-    """Progress bars on stderr that vanish at the end; nothing at all where stderr is no terminal."""
+    """Progress bars on stderr that vanish at the end; nothing at all where stderr is no terminal, or a dumb one."""
     from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     screen = console(stderr=True)
@@ -62,7 +71,7 @@ def progress() -> Iterator[Progress]:
         TimeElapsedColumn(),
         console=screen,
         transient=True,
-        disable=not screen.is_terminal,
+        disable=not sys.stderr.isatty() or screen.is_dumb_terminal,
     )
     with bars:
         yield bars

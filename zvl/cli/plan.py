@@ -31,7 +31,10 @@ def plan(
 ) -> None:
     """Plan a recipe's next steps: fill, balance, shares, drops and memory to expect. Nothing is decoded.
 
-    All numbers are before images are decoded: samples whose images then fail are masked, and move no other.
+    All numbers are before images are decoded: samples whose images then fail are masked, and move no other. For
+    example:
+
+    zvl plan run.toml --steps 1000 --dp-size 4 --plot plan.svg
     """
     from zvl.forecast import forecast
     from zvl.recipe import load_recipe

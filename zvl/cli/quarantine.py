@@ -13,7 +13,10 @@ from zvl.cli.output import columns, console, say
 
 __all__ = ["quarantine"]
 
-quarantine = typer.Typer(no_args_is_help=True, help="Look at a ledger of bad data, and add to a block list.")
+quarantine = typer.Typer(
+    no_args_is_help=True,
+    help="Look at a ledger of bad data, and add to a block list.\n\nFor example:\n\nzvl quarantine count ledger.jsonl",
+)
 
 LedgerPath = Annotated[
     Path, typer.Argument(metavar="LEDGER", help="A ledger; those of all ranks of its run are read.", show_default=False)
@@ -30,7 +33,12 @@ def show(
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Only the last N entries.")] = 100,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was dropped or masked, the last entries last."""
+    """Show what was dropped or masked, the last entries last.
+
+    For example:
+
+    zvl quarantine show ledger.jsonl --reason decode
+    """
     entries = [entry for entry in _read(ledger) if reason in (None, entry["reason"])]
     shown = entries[-limit:]
     if as_json:
@@ -48,7 +56,12 @@ def show(
 
 @quarantine.command()
 def count(ledger: LedgerPath, as_json: AsJson = False) -> None:
-    """Count entries by dataset, operator and reason."""
+    """Count entries by dataset, operator and reason.
+
+    For example:
+
+    zvl quarantine count ledger.jsonl
+    """
     found = Counter((str(e.get("dataset", "")), str(e["operator"]), str(e["reason"])) for e in _read(ledger))
     ordered = sorted(found.items(), key=lambda item: (-item[1], item[0]))
     if as_json:
@@ -67,7 +80,12 @@ def export(
     to: ListPath = DEFAULT_LIST,
     reason: Annotated[str | None, typer.Option(metavar="WORD", help="Only entries with this reason.")] = None,
 ) -> None:
-    """Add the rows of a ledger to a block list, for every pass."""
+    """Add the rows of a ledger to a block list, for every pass.
+
+    For example:
+
+    zvl quarantine export ledger.jsonl --to blocked.txt
+    """
     from zvl.blocklist import append_keys, row_of
 
     entries = [entry for entry in _read(ledger) if "row" in entry and reason in (None, entry["reason"])]
@@ -80,7 +98,12 @@ def add(
     keys: Annotated[list[str], typer.Argument(metavar="KEY...", help="dataset/shard#row, with @pass for one pass.")],
     to: ListPath = DEFAULT_LIST,
 ) -> None:
-    """Add rows to a block list by their keys."""
+    """Add rows to a block list by their keys.
+
+    For example:
+
+    zvl quarantine add web/a.tar#17 --to blocked.txt
+    """
     from zvl.blocklist import append_keys
 
     added = append_keys(to, keys)

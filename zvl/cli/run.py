@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zvl.cli.arguments import Recipe, Workers
+from zvl.cli.arguments import RUNNERS, Recipe, Workers
 from zvl.cli.meter import Meter
-from zvl.cli.output import columns, console, progress
+from zvl.cli.output import INTERRUPTED, columns, console, progress
 from zvl.cli.states import load_states, save_state
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
     from zvl.runlog import RunLog
 
 __all__ = ["run"]
-
-INTERRUPTED = 130
-"""Exit status after Ctrl-C, as shells have it."""
 
 
 def run(
@@ -35,7 +32,12 @@ def run(
     dp_rank: Annotated[int, typer.Option(min=0, metavar="R", help="Which data-parallel rank this is.")] = 0,
     dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks share the lanes.")] = 1,
     runner: Annotated[
-        str, typer.Option(metavar="NAME", help="Where operators run: threads, processes, inline.")
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="Where operators run: threads, processes, inline, ray.",
+            autocompletion=lambda: list(RUNNERS),
+        ),
     ] = "threads",
     workers: Workers = None,
     isolate: Annotated[bool, typer.Option("--isolate", help="Run the loader in a process of its own.")] = False,
@@ -49,7 +51,12 @@ def run(
     resume: Annotated[
         list[str] | None, typer.Option(metavar="FILE", help="Go on from this state; again for each rank, or a glob.")
     ] = None,
-    accept: Annotated[str, typer.Option(metavar="WHAT", help='"pixels": go on though images decode otherwise.')] = "",
+    accept: Annotated[
+        str,
+        typer.Option(
+            metavar="WHAT", help='"pixels": go on though images decode otherwise.', autocompletion=lambda: ["pixels"]
+        ),
+    ] = "",
     quarantine: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write bad samples here (JSON lines; a file for each rank).")
     ] = None,
@@ -62,7 +69,14 @@ def run(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
 ) -> None:
-    """Deliver a recipe's batches and report speed, fill, and what was left out. Ctrl-C ends it with a summary."""
+    """Deliver a recipe's batches and report speed, fill, and what was left out. Ctrl-C ends it with a summary.
+
+    For example, 100 steps, and 100 more on two ranks:
+
+    zvl run run.toml --steps 100 --checkpoint s.json
+
+    zvl run run.toml --steps 200 --resume s.json --dp-size 2 --dp-rank 0
+    """
     from zvl.recipe import load_recipe
 
     if checkpoint_every is not None and checkpoint is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zvl.cli.arguments import Recipe, integers, words
+from zvl.cli.arguments import RUNNERS, Recipe, integers, words
 from zvl.cli.output import columns, console, progress, say
 
 if TYPE_CHECKING:
@@ -30,13 +30,25 @@ def verify(
         int | None, typer.Option(min=1, metavar="K", help="Also stop before step K and resume on other ranks.")
     ] = None,
     workers: Annotated[str, typer.Option(metavar="N,N,...", help="Numbers of workers.")] = "1,3",
-    runners: Annotated[str, typer.Option(metavar="NAME,...", help="Runners.")] = "inline,threads",
+    runners: Annotated[
+        str, typer.Option(metavar="NAME,...", help="Runners.", autocompletion=lambda: list(RUNNERS))
+    ] = "inline,threads",
     isolate: Annotated[
-        str, typer.Option(metavar="WORD", help="no, yes, or both: the loader in a process of its own.")
+        str,
+        typer.Option(
+            metavar="WORD",
+            help="no, yes, or both: the loader in a process of its own.",
+            autocompletion=lambda: list(ISOLATE),
+        ),
     ] = "no",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check that a recipe gives the same batches in every way of running it. Exit status 1 if it does not."""
+    """Check that a recipe gives the same batches in every way of running it. Exit status 1 if it does not.
+
+    For example, on one rank, two and four, and stopped before step 5 and resumed on others:
+
+    zvl verify run.toml --dp-sizes 1,2,4 --resume-at 5
+    """
     from zvl.recipe import load_recipe
 
     if resume_at is not None and resume_at >= steps:

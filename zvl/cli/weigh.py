@@ -27,13 +27,23 @@ def weigh(
     recipe: Recipe,
     rows: Annotated[str, typer.Option(metavar="N|all", help="Rows of each dataset to plan.")] = "1024",
     by: Annotated[
-        str | None, typer.Option(metavar="KIND", help="tokens, text, visual or loss; the recipe's if not given.")
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="tokens, text, visual or loss; the recipe's if not given.",
+            autocompletion=lambda: [kind for kind in get_args(WeighBy) if kind != "samples"],
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Another seed takes other rows.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     write: Annotated[bool, typer.Option("--write", help="Write the numbers into the recipe.")] = False,
 ) -> None:
-    """Measure the tokens that come of a row of each dataset, by planning some rows; no image is decoded."""
+    """Measure the tokens that come of a row of each dataset, by planning some rows; no image is decoded.
+
+    For example, into the recipe itself:
+
+    zvl weigh run.toml --rows 4096 --write
+    """
     from zvl.weigh import estimate_tokens
 
     text = recipe.read_text(encoding="utf-8") if recipe.is_file() else ""
