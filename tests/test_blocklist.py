@@ -317,7 +317,7 @@ class Count(zvl.FlatMap):
 def leniently(error: type[Exception]) -> list[Any]:
     nodes = Node.bind([Count(error=error)], 0)
     samples: list[Any] = [{"__key__": f"{SHARD}#{x}@0", "x": x} for x in (33, 34, 35)]
-    return run_leniently({f"{SHARD}#34"}, nodes, samples)
+    return run_leniently({f"{SHARD}#34"}, nodes, samples)[0]
 
 
 def test_a_row_that_fails_goes_with_all_its_children() -> None:

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, ParamSpec
 
 from zvl.errors import ZvlError
 from zvl.operator import Sample
+from zvl.waits import On, Plan
 
 __all__ = ["Dropped", "Element", "Failed", "Mark", "Planned", "Waiting", "fails_in_place"]
 
@@ -53,9 +54,10 @@ class Failed(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Nothing to hand on before one of `futures` is done."""
+    """Nothing to hand on before one of `futures` is done; `on` says whose."""
 
     futures: tuple[Future[Any], ...]
+    on: On | None = None
 
 
 Element = Sample | Mark | Dropped | Failed | Waiting
@@ -76,6 +78,7 @@ class Planned(NamedTuple):
     blocked: int = 0
     nbytes: int = 0
     """Memory that it takes until it is delivered, in bytes; counted where there is a cap."""
+    plan: Plan | None = None
 
 
 def fails_in_place(stage: Callable[P, Iterator[Element]]) -> Callable[P, Iterator[Element]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from zvl.errors import RecipeError, StateError
 
-__all__ = ["compare_block_lists", "compare_pixels", "find_reducer"]
+__all__ = ["check_alone", "compare_block_lists", "compare_pixels", "find_reducer"]
 
 Reducer = Callable[[bool], bool]
 
@@ -48,6 +48,17 @@ def compare_pixels(fingerprint: str, dp_rank: int, dp_size: int) -> None:
         raise StateError(
             f"ranks {dp_rank} and {other} decode the same test images to other pixels: "
             "install the same image libraries on both machines"
+        )
+
+
+def check_alone() -> None:
+    """Each worker of a torch DataLoader would yield all batches anew."""
+    data = sys.modules.get("torch.utils.data")
+    worker = data.get_worker_info() if data is not None else None
+    if worker is not None and worker.num_workers > 1:
+        raise RecipeError(
+            f"this loader runs in one of {worker.num_workers} workers of a torch DataLoader, and each would yield all "
+            "batches: iterate over the loader itself (it has workers of its own), or say num_workers=0 or 1"
         )
 
 

@@ -13,6 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
 from zvl.checkpoint import LaneState
@@ -20,8 +21,11 @@ from zvl.elements import Dropped, Planned, Waiting
 from zvl.errors import ZvlError, isolate
 from zvl.materialise import Materialiser
 from zvl.operator import Sample
+from zvl.protocols import Runner
+from zvl.stalls import Awaited
+from zvl.waits import NO_PLAN, Clock
 
-__all__ = ["Delivery", "Engine", "Events", "Failure", "LaneFeed", "StepStart"]
+__all__ = ["Delivery", "Engine", "Events", "Failure", "LaneFeed", "StepStart", "end"]
 
 
 URGENT = -1
@@ -59,8 +63,16 @@ class Events(Protocol):
     peak_bytes: int
     """The most bytes that batches took at once; 0 where nobody counts them."""
 
-    def take(self) -> Delivery | StepStart | Failure:
-        """The next event in order; blocks until there is one."""
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """Those of this process that plan."""
+
+    def take(self, timeout: float | None = None) -> Delivery | StepStart | Failure:
+        """The next event in order; blocks until there is one. TimeoutError after `timeout` seconds, as far as another
+        thread does the work."""
+
+    def awaited(self) -> Awaited:
+        """The oldest batch that is not there yet."""
 
     def skip_to(self, step: int) -> None:
         """Deliver nothing of the steps before that one, as far as it is not in the making already."""
@@ -77,9 +89,11 @@ class LaneFeed:
         lane: int,
         stream: Iterator[Planned | Waiting],
         state: LaneState,
-        weigh: Callable[[Sample], int] = lambda sample: 0,
+        clock: Clock,
+        weigh: Callable[[Sample], int] | None = None,
     ) -> None:
         self.lane = lane
+        self.clock = clock
         self.nbytes = 0
         self._weigh = weigh
         self.given = state.batches
@@ -94,16 +108,19 @@ class LaneFeed:
 
     def advance(self) -> tuple[Future[Any], ...] | None:
         """Plan until one more batch is planned, the lane ends, or futures must be awaited: those are returned."""
+        self.clock.start()
         try:
             for element in self._stream:
                 if isinstance(element, Waiting):
                     if any(future.done() for future in element.futures):
                         continue
+                    self.clock.stop(element.on)
                     return element.futures
                 if element.blank:
                     self._leftover = element.dropped
                     continue
-                element = element._replace(nbytes=self._weigh(element.sample))
+                nbytes = 0 if self._weigh is None else self._weigh(element.sample)
+                element = element._replace(nbytes=nbytes, plan=self.clock.batch())
                 self.nbytes += element.nbytes
                 self.planned.append(element)
                 return None
@@ -166,6 +183,7 @@ class Engine:
         self._keep_plans = keep_plans
         self.peak_bytes = 0
         self._ticket = 0
+        self._taken: Delivery | None = None
         self._failed = False
         self._closing = False
         self._skipping = skipping or threading.Event()
@@ -179,15 +197,33 @@ class Engine:
             self._thread = threading.Thread(target=self._plan, name="zvl-planner", daemon=True)
             self._thread.start()
 
-    def take(self) -> Delivery | StepStart | Failure:
+    @property
+    def threads(self) -> Sequence[threading.Thread]:
+        """See `Events`."""
+        return [] if self._thread is None else [self._thread]
+
+    def awaited(self) -> Awaited:
+        """See `Events`. Called while `take` or the future of what it gave is waited for."""
+        if self._taken is not None:
+            return Awaited(self._taken.step, self._taken.planned.lane, False, self._materialiser.operators)
+        feed = self._feeds[self._turn]
+        operators, dataset = feed.clock.on or ((), "")
+        return Awaited(self._step, feed.lane, True, operators, dataset)
+
+    def take(self, timeout: float | None = None) -> Delivery | StepStart | Failure:
         """The next event in order. Blocks until it is planned; a Delivery's pixels may still be in the making."""
+        self._taken = None
         if self._thread is None:
             while self._out.empty():
                 if not self._pump():
                     # Only futures of another thread can be outstanding here, and the inline runner has none.
                     raise AssertionError("the inline planner has nothing to do and nothing to deliver")
-        event = self._out.get()
+        try:
+            event = self._out.get(timeout=timeout)
+        except queue.Empty:
+            raise TimeoutError from None
         if isinstance(event, Delivery):
+            self._taken = event
             if self._thread is None:
                 self._heed(event.planned)
             else:
@@ -298,11 +334,13 @@ class Engine:
         self._flying_bytes += planned.nbytes
         self._ticket += 1
         future = None
+        complete = 0.0 if self._thread is None else perf_counter()
         if not self._skips():
             # Planning goes before pixels, but for the first batch: the trainer is waiting.
             future = self._materialiser.submit(self._ticket if self._ticket > 1 else URGENT, planned.sample)
-        if not self._keep_plans:  # the compressed images must not outlive their decoding
-            planned = planned._replace(sample={})
+        # The compressed images must not outlive their decoding.
+        sample = planned.sample if self._keep_plans else {}
+        planned = planned._replace(sample=sample, plan=(*(planned.plan or NO_PLAN)[:-1], complete))
         self._out.put(Delivery(planned, self._step, future))
 
     def _next_turn(self) -> None:
@@ -316,3 +354,12 @@ class Engine:
         if not self._finite or any(feed.planned or feed.given > begun for feed in self._feeds):
             return True
         return False if all(feed.ended for feed in self._feeds) else None
+
+
+def end(engine: Events, runners: list[Runner]) -> None:
+    """Stop the threads of a loader that nobody closed, when it is collected or the interpreter ends: threads that are
+    decoding while it ends would abort the process."""
+    engine.close()
+    for runner in runners:
+        runner.close()
+    runners.clear()

@@ -102,5 +102,6 @@ def _with_bytes(image: Any, found: dict[ImageRef, bytes | BadData]) -> Any:
 
 
 def _read(dataset: Fetches, refs: Sequence[ImageRef]) -> dict[ImageRef, bytes | BadData]:
-    data = dataset.fetch(refs[0].shard, [(ref.row, ref.place) for ref in refs])
+    shard = refs[0].shard
+    data = dataset.fetch(shard, [(ref.row, ref.place) for ref in refs])
     return dict(zip(refs, data, strict=True))

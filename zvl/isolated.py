@@ -7,6 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from zvl import logs
 from zvl.engine import Delivery, Events, StepStart
 from zvl.errors import RecipeError, ZvlError, isolate
 from zvl.explain import memory
@@ -18,6 +19,7 @@ from zvl.loader import Loader
 from zvl.pipeline import Pipeline
 from zvl.shared.child import with_main
 from zvl.shared.memory import warn_of_memory
+from zvl.stalls import Patience
 
 __all__ = ["IsolatedLoader"]
 
@@ -48,6 +50,9 @@ class IsolatedLoader(Loader):
     ) -> None:
         _check_share(share, peers)
         super().__init__(pipeline, **arguments)
+        # The process says itself what is waited for, and when; what is left is that it hangs.
+        if self._patience.seconds is not None:
+            self._patience = Patience(2 * self._patience.seconds)
         # Without a number, Ray counts the CPUs of its cluster.
         workers = arguments["workers"] if arguments["runner"] == "ray" else self._workers
         inside = {**arguments, **STAYS, "workers": workers}
@@ -56,9 +61,16 @@ class IsolatedLoader(Loader):
         evict = share is None and cuda is None
         self._options: dict[str, Any] = {}
         self._remote = Remote(
-            Setup(_pickled(pipeline, inside), peers or 0, min(AHEAD, self._prefetch or AHEAD), evict),
+            Setup(
+                _pickled(pipeline, inside),
+                peers or 0,
+                min(AHEAD, self._prefetch or AHEAD),
+                evict,
+                logs.LOGGER.getEffectiveLevel(),
+            ),
             None if share is None else (share, self._dp[0]),
             cuda,
+            self._patience.seconds,
         )
         self._max_bad_fraction = arguments["max_bad_fraction"]
         weakref.finalize(self, Remote.close, self._remote)
@@ -92,6 +104,15 @@ class IsolatedLoader(Loader):
                 return super()._take()
             except Died as death:
                 self._remote.replace(death, self._position())
+
+    def _stalled(self, seconds: float) -> None:
+        logs.log(
+            logs.WARNING,
+            "loader_silent",
+            f"the trainer has waited {seconds:.0f} s for the loader's process (pid {self._remote.pid}), which says "
+            "nothing: see whether it was stopped, or the machine is out of memory",
+            seconds=round(seconds, 3),
+        )
 
     def _position(self) -> Position:
         """Behind the batch last yielded."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from time import perf_counter
+from typing import Any, TypeVar
 
 from zvl.blocklist import names
 from zvl.elements import Dropped, Element, Failed, Mark, Planned, Waiting, fails_in_place
@@ -15,8 +15,11 @@ from zvl.hashing import Rng, hash_ints
 from zvl.masking import blocked_record
 from zvl.nodes import Node
 from zvl.operator import Accumulate, Accumulator, Sample
+from zvl.waits import Clock, On, Stage
 
 __all__ = ["Group", "accumulate", "collect", "parallel"]
+
+T = TypeVar("T")
 
 
 class Group:
@@ -27,11 +30,11 @@ class Group:
         self.size = size
         self._most = most
 
-    def timed(self, call: Callable[..., list[Element]], *args: Any) -> list[Element]:
+    def timed(self, call: Callable[..., T], *args: Any) -> T:
         """``call(*args)`` in a worker; the last argument is a group."""
-        begun = time.perf_counter()
+        begun = perf_counter()
         found = call(*args)
-        self.took(len(args[-1]), time.perf_counter() - begun)
+        self.took(len(args[-1]), perf_counter() - begun)
         return found
 
     def took(self, samples: int, seconds: float) -> None:
@@ -48,11 +51,15 @@ TASK_S = 0.01, 0.05
 """Seconds that a planning task should take, at least and at most. Far apart, so that chance does not move sizes."""
 
 
+Timed = tuple[list[Element], list[float]]
+"""What `zvl.nodes.run_timed` gives."""
+
+
 def parallel(
-    stream: Iterator[Element], run: Callable[[list[Element]], Future[list[Element]]], depth: int, group: Group
+    stream: Iterator[Element], run: Callable[[list[Element]], Future[Timed]], stage: Stage, depth: int, group: Group
 ) -> Iterator[Element]:
     """Pure operators as an ordered window of futures: at most `depth` groups of `group.size` samples in flight."""
-    flights: deque[Future[list[Element]] | Mark | Dropped | Failed] = deque()
+    flights: deque[Future[Timed] | Mark | Dropped | Failed] = deque()
     gathered: list[Element] = []
     running = 0
 
@@ -74,7 +81,7 @@ def parallel(
                 flights.popleft()
                 running -= 1
                 error = head.exception()
-                yield from (Failed(error),) if isinstance(error, ZvlError) else head.result()
+                yield from (Failed(error),) if isinstance(error, ZvlError) else stage.land(head.result())
             else:
                 flights.popleft()
                 yield head
@@ -89,7 +96,7 @@ def parallel(
             launch()
             yield from landed()
             head = flights[0] if flights else None
-            yield Waiting((head, *element.futures)) if isinstance(head, Future) else element
+            yield Waiting((head, *element.futures), stage.on) if isinstance(head, Future) else element
             continue
         else:
             launch()
@@ -100,23 +107,23 @@ def parallel(
         while running >= depth:
             yield from landed()
             if running >= depth:
-                yield _wait(flights)
+                yield _wait(flights, stage.on)
     launch()
     while flights:
         yield from landed()
         if flights:
-            yield _wait(flights)
+            yield _wait(flights, stage.on)
 
 
-def _wait(flights: deque[Future[list[Element]] | Mark | Dropped | Failed]) -> Waiting:
+def _wait(flights: deque[Future[Timed] | Mark | Dropped | Failed], on: On) -> Waiting:
     head = flights[0]
     assert isinstance(head, Future)  # `landed` has just handed on everything else
-    return Waiting((head,))
+    return Waiting((head,), on)
 
 
 @fails_in_place
 def accumulate(
-    stream: Iterator[Element], node: Node, lane: int, newly: Collection[str] = frozenset()
+    stream: Iterator[Element], node: Node, lane: int, newly: Collection[str] = frozenset(), clock: Clock | None = None
 ) -> Iterator[Element]:
     """An Accumulate in its lane: a fresh accumulator at every mark, emptied before the mark goes on.
 
@@ -124,6 +131,7 @@ def accumulate(
     """
     operator = node.operator
     assert isinstance(operator, Accumulate)
+    clock = clock or Clock()
     accumulator: Accumulator | None = None
     interval = ordinal = 0
 
@@ -138,7 +146,12 @@ def accumulate(
     for element in stream:
         if isinstance(element, dict):
             assert accumulator is not None  # a lane's stream begins with a mark
-            ready = _pushed(node, accumulator, element, newly)
+            if clock.timing:
+                begun = perf_counter()
+                ready = _pushed(node, accumulator, element, newly)
+                clock.push(node.name, perf_counter() - begun)
+            else:
+                ready = _pushed(node, accumulator, element, newly)
             if isinstance(ready, Dropped):
                 yield ready
             elif ready:

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from zvl.batch import Batch
 from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget, nbytes
 from zvl.checkpoint import LaneState, restore, to_json
 from zvl.elements import Planned
-from zvl.ends import compare_block_lists, compare_pixels, find_reducer
-from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart
+from zvl.ends import check_alone, compare_block_lists, compare_pixels, find_reducer
+from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart, end
 from zvl.errors import RecipeError, StateError, ZvlError
 from zvl.ledger import Ledger, rank_path
 from zvl.materialise import Materialiser
@@ -33,8 +33,12 @@ from zvl.runners.inline import InlineRunner
 from zvl.runners.threads import ThreadRunner
 from zvl.shared.memory import warn_of_memory
 from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, at_least_one, own_lanes, window_size
+from zvl.stalls import Patience, check_seconds, tell, working
+from zvl.waits import COSTS, RANKS, START, Clock, Waits
 
 __all__ = ["Loader"]
+
+T = TypeVar("T")
 
 
 class Loader:
@@ -45,6 +49,8 @@ class Loader:
       by default the CPU budget, of "ray" the cluster's CPUs divided by `dp_size`. See docs/runners.md, docs/ray.md.
     - `timeout_s`: seconds that a call in a worker process may take: the worker is ended then and the call done again,
       and the second time the loader raises. Give several times what the slowest batch needs; None waits for ever.
+    - `stall_warning_s`: when one `next` waits longer than that, and again after as long, logger "zvl" says for which
+      operator and sample. None: never; nor with the inline runner, which works in `next` itself.
     - `prefetch`: batches finished or in the making ahead of the trainer.
     - `reads`: chunks that are read at once. None: 8, or 2 for one lane, and up to 64 while lanes wait for storage.
     - `max_bytes`: planning waits while batches planned, in the making or finished take more memory than that, so that
@@ -76,6 +82,7 @@ class Loader:
         reducer: Callable[[bool], bool] | None,
         timeout_s: float | None = None,
         hash_images: bool = False,
+        stall_warning_s: float | None = None,
     ) -> None:
         self.pipeline = pipeline
         self.lanes = own_lanes(pipeline.lanes, dp_rank, dp_size)
@@ -111,8 +118,10 @@ class Loader:
         self._runners: list[Runner] = []
         self._finished = False
         self._broken = False
-        self._totals = {"batches": 0, "images": 0, "tokens": 0, "loss_tokens": 0}
-        self._waited = 0.0
+        self._names = dict(zip(map(id, pipeline.source.datasets), pipeline.source.names, strict=True))
+        self._waits = Waits(pipeline.source.names)
+        self._patience = Patience(check_seconds(stall_warning_s))
+        self._begun = 0.0
 
     def __enter__(self) -> Loader:
         return self
@@ -152,19 +161,18 @@ class Loader:
 
     def _next_batch(self) -> Batch | None:
         """The next batch, None at the end."""
-        begun = time.perf_counter()
+        self._begun = perf_counter()
+        self._waits.begin()
         while True:
             event = self._take()
             if isinstance(event, Delivery):
-                batch = self._deliver(event)
-                self._waited += time.perf_counter() - begun
-                return batch
+                return self._deliver(event)
             if not self._goes_on(event):
                 return None
 
     def _take(self) -> Delivery | StepStart:
         """The next event in order; raises what ends the stream."""
-        event = (self._engine or self._start()).take()
+        event = self.outlast((self._engine or self._start()).take)
         if isinstance(event, Failure):
             raise event.error
         if isinstance(event, StepStart):
@@ -198,6 +206,7 @@ class Loader:
             self._engine.skip_to(target)
         self._skip_to = target
         while not self._finished and self._next_step() < target:
+            self._begun = perf_counter()
             event = self._take()
             if isinstance(event, Delivery):
                 self._pass(event.planned)
@@ -235,16 +244,29 @@ class Loader:
         self._states, self._step = restored.lanes, restored.step
 
     def stats(self) -> dict[str, Any]:
-        """Totals since this loader began: batches, images, tokens, seconds waited in `next`, what left the stream."""
+        """Totals since this loader began, as plain data; docs/metrics.md says what each is. From any thread."""
         peak = {"peak_bytes": self._engine.peak_bytes} if self._engine and self._max_bytes else {}
         replaced = {"worker_restarts": self._pools.restarts} if self._pools.remote else {}
-        return {**self._totals, "waited_s": self._waited, "dropped": dict(self._ledger.counts), **peak, **replaced}
+        return {**self._waits.stats(), "dropped": dict(self._ledger.counts), **peak, **replaced}
+
+    def outlast(self, wait: Callable[[float | None], T]) -> T:
+        """What `wait` gives; who waits for longer than `stall_warning_s` is told."""
+        return self._patience.outlast(wait, self._since, self._stalled)
+
+    def _since(self) -> float:
+        """When the wait at hand began."""
+        return self._begun
+
+    def _stalled(self, seconds: float) -> None:
+        """`next` has waited for so long."""
+        if self._engine is not None:
+            tell(seconds, self._engine.awaited(), working(self._runners, self._engine.threads, self._names))
 
     def close(self) -> None:
         """End all threads and close all files. Safe to call twice."""
         self._finished = True
         if self._engine is not None:
-            _end(self._engine, self._runners)
+            end(self._engine, self._runners)
             for dataset in self.pipeline.source.datasets:
                 if hasattr(dataset, "close"):  # files and caches; who reads on opens them anew
                     dataset.close()
@@ -254,13 +276,14 @@ class Loader:
     def _start(self) -> Events:
         import torch  # noqa: F401  loaded here, so that worker threads find it when they pin its thread count
 
-        _check_alone()
+        check_alone()
         compare_pixels(self._identity.pixels, *self._dp)
         compare_block_lists(self._blocks.hash(self._blocks.version), *self._dp)
         self._engine = self._open()
-        weakref.finalize(self, _end, self._engine, self._runners)
+        weakref.finalize(self, end, self._engine, self._runners)
         if self._finished:  # closed from another thread meanwhile
             self.close()
+        self._waits.lap(START)
         return self._engine
 
     def _open(self) -> Events:
@@ -277,7 +300,8 @@ class Loader:
         reads = ThreadRunner(readers, "zvl-reader") if threaded else InlineRunner()
         self._runners = [*runners.values(), reads]
         stages = pools.stages(pipeline.border)
-        materialiser = Materialiser(stages, reads, {"hash_images": True} if self._hash_images else None)
+        more = {"hash_images": True} if self._hash_images else None
+        materialiser = Materialiser(stages, reads, more, self._names)
         workers = max((runner.workers for runner, _ in stages), default=1) if pools.far else self._workers
         window = window_size(workers, self._prefetch, materialiser.splits, pools.far)
         budget = min(READ_AHEAD_BYTES, self._max_bytes or sys.maxsize)
@@ -301,8 +325,9 @@ class Loader:
     def _feed(self, lane: int, planner: Planner) -> LaneFeed:
         """A lane's chain from its state on."""
         state = self._states[lane]
-        stream = planner.stream(lane, state, self._blocks)
-        return LaneFeed(lane, stream, state) if self._max_bytes is None else LaneFeed(lane, stream, state, self._weigh)
+        clock = Clock(lane)
+        stream = planner.stream(state, self._blocks, clock)
+        return LaneFeed(lane, stream, state, clock, None if self._max_bytes is None else self._weigh)
 
     def _weigh(self, sample: Sample) -> int:
         """Bytes of a planned batch and of what it will become."""
@@ -313,21 +338,21 @@ class Loader:
         if self._max_steps is not None and event.step >= self._max_steps:
             return False
         if self._reduce is not None:
-            return self._reduce(event.has_data)
+            goes_on = self._reduce(event.has_data)
+            self._waits.lap(RANKS)
+            return goes_on
         return event.has_data or self._dp[1] > 1
 
     def _deliver(self, delivery: Delivery) -> Batch:
         planned = delivery.planned
         assert delivery.future is not None  # `skip` has passed those that are skipped
-        sample = delivery.future.result()
+        sample = self.outlast(delivery.future.result)
+        ready, costs = perf_counter(), sample.pop(COSTS, {})
         batch = Batch.from_sample(sample, step=delivery.step, lane=planned.lane)
         self._ledger.deliver(sum(map(len, batch.segments)) or int(not planned.blank), batch.masked)
         self._pass(planned)
         batch.state = partial(to_json, self._identity, self._blocks, self._states.copy())
-        self._totals["batches"] += 1
-        self._totals["images"] += len(batch.image_rows)
-        self._totals["tokens"] += sum(segment.stop - segment.start for row in batch.segments for segment in row)
-        self._totals["loss_tokens"] += int(batch.get("num_loss_tokens", 0))
+        self._waits.deliver(batch, planned.plan, costs, ready)
         return batch
 
     def _pass(self, planned: Planned) -> None:
@@ -336,23 +361,3 @@ class Loader:
         self._ledger.check()
         before = self._states[planned.lane]
         self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
-
-
-def _check_alone() -> None:
-    """Each worker of a torch DataLoader would yield all batches anew."""
-    data = sys.modules.get("torch.utils.data")
-    worker = data.get_worker_info() if data is not None else None
-    if worker is not None and worker.num_workers > 1:
-        raise RecipeError(
-            f"this loader runs in one of {worker.num_workers} workers of a torch DataLoader, and each would yield all "
-            "batches: iterate over the loader itself (it has workers of its own), or say num_workers=0 or 1"
-        )
-
-
-def _end(engine: Events, runners: list[Runner]) -> None:
-    """Stop the threads of a loader that nobody closed, when it is collected or the interpreter ends: threads that are
-    decoding while it ends would abort the process."""
-    engine.close()
-    for runner in runners:
-        runner.close()
-    runners.clear()

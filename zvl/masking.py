@@ -18,7 +18,7 @@ from zvl.batch import Segment
 from zvl.blocklist import BLOCKED, names
 from zvl.elements import Dropped, Element, Failed, Planned, Waiting
 from zvl.errors import OperatorError
-from zvl.nodes import Node, run_nodes
+from zvl.nodes import Node, run_timed
 from zvl.operator import Sample
 
 __all__ = ["NO_LOSS", "blocked_record", "mask_blocked", "mask_labels", "mask_stream", "run_leniently"]
@@ -75,19 +75,24 @@ def mask_stream(stream: Iterator[Planned | Waiting], newly: Collection[str]) -> 
             yield element
 
 
-def run_leniently(newly: Collection[str], nodes: Sequence[Node], elements: list[Element]) -> list[Element]:
-    """`run_nodes`, but a sample among `newly` that would stop the run is dropped."""
+def run_leniently(
+    newly: Collection[str], nodes: Sequence[Node], elements: list[Element]
+) -> tuple[list[Element], list[float]]:
+    """`run_timed`, but a sample among `newly` that would stop the run is dropped."""
     output: list[Element] = []
+    seconds = [0.0] * len(nodes)
     for lenient, group in groupby(elements, lambda element: isinstance(element, dict) and _named(element, newly)):
         for part in [[element] for element in group] if lenient else [list(group)]:
-            output += run_nodes(nodes, part)
+            done, spent = run_timed(nodes, part)
+            output += done
+            seconds = [sum(both) for both in zip(seconds, spent, strict=True)]
             if not output or not isinstance(output[-1], Failed):
                 continue
             error = output[-1].error
             if not lenient or not isinstance(error, OperatorError):
-                return output
+                return output, seconds
             output[-1] = blocked_record(error.key, error.detail)
-    return output
+    return output, seconds
 
 
 def _named(sample: Sample, newly: Collection[str]) -> bool:

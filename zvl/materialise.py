@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import zvl.nodes
 from zvl.elements import Failed
 from zvl.errors import ZvlError
 from zvl.fetch import fetch_images, references
-from zvl.nodes import Node, Watch, run_nodes
+from zvl.image import ImageRef
+from zvl.nodes import Node, Watch, run_timed
 from zvl.operator import Sample, SplitMap
 from zvl.protocols import Runner
 from zvl.runners._settle import settle
+from zvl.waits import COSTS, READ, Costs, kind_of
 
 __all__ = ["Materialiser"]
 
@@ -25,10 +29,19 @@ Stage = tuple[Runner, Sequence[Node]]
 class Materialiser:
     """Runs the Maps behind the border, stage after stage: neighbours that share a runner.
 
-    `submit` returns at once; the future gives the finished sample. `more` are fields that every batch gets before.
+    `submit` returns at once; the future gives the finished sample, with what it took in the field `COSTS`. `more` are
+    fields that every batch gets before. `names` gives the name of a dataset by its id.
     """
 
-    def __init__(self, stages: Sequence[Stage], reads: Runner, more: Sample | None = None) -> None:
+    def __init__(
+        self,
+        stages: Sequence[Stage],
+        reads: Runner,
+        more: Sample | None = None,
+        names: Mapping[int, str] | None = None,
+    ) -> None:
+        self._names = names or {}
+        self.operators = tuple(node.name for _, nodes in stages for node in nodes)
         self._stages = stages
         self._more = more or {}
         self._reads = reads
@@ -41,10 +54,23 @@ class Materialiser:
         begin = partial(self._begin, self._stages, ticket, done)
         wanted = references(sample)
         if wanted:
-            fetch_images(sample, wanted, self._reads, ticket, done, begin)
+            fetch_images(sample, wanted, self._reads, ticket, done, self._fetched(wanted, begin))
         else:
             begin(sample)
         return done
+
+    def _fetched(self, wanted: Sequence[ImageRef], then: Callable[[Sample], None]) -> Callable[[Sample], None]:
+        """`then`, called with the time that the pictures took, by the bytes of each dataset."""
+        begun = perf_counter()
+        sizes = Counter[str]()
+        for ref in wanted:
+            sizes[self._names.get(id(ref.dataset), "")] += ref.size
+
+        def fetched(full: Sample) -> None:
+            seconds = (perf_counter() - begun) / (sizes.total() or 1)
+            then(full | {COSTS: {(READ, name, ""): seconds * size for name, size in sizes.items()}})
+
+        return fetched
 
     def _begin(self, stages: Sequence[Stage], ticket: int, done: Future[Sample], sample: Sample) -> None:
         if not stages:
@@ -77,36 +103,62 @@ def _hand_on(done: Future[Any], then: Any, task: Future[Any]) -> None:
 
 def finish(nodes: Sequence[Node], sample: Sample) -> Sample:
     """Run a batch through Maps."""
+    sample, costs = _without_costs(sample)
     watch, operator = zvl.nodes.watch, nodes[0].operator if nodes else None
     if watch is not None and isinstance(operator, SplitMap):
-        nodes, sample = nodes[1:], _in_parts(nodes[0], operator, sample, watch)
-    (result,) = run_nodes(nodes, [sample])
+        nodes, sample = nodes[1:], _in_parts(nodes[0], operator, sample, watch, costs)
+    (result,), seconds = run_timed(nodes, [sample])
     if isinstance(result, Failed):
         raise result.error
     assert isinstance(result, dict)  # Maps give exactly one sample
-    return result
+    for node, spent in zip(nodes, seconds, strict=True):
+        _add(costs, node, ("", ""), spent)
+    return result | {COSTS: costs}
 
 
-def _in_parts(node: Node, operator: SplitMap, sample: Sample, watch: Watch) -> Sample:
-    """What calling the operator does, with a note of each part's sample."""
+def _without_costs(sample: Sample) -> tuple[Sample, Costs]:
+    """What operators get, and what the batch has cost so far."""
+    if COSTS not in sample:
+        return sample, {}
+    return {name: value for name, value in sample.items() if name != COSTS}, dict(sample[COSTS])
+
+
+def _add(costs: Costs, node: Node, kind: tuple[str, str], seconds: float) -> None:
+    key = (node.name, *kind)
+    costs[key] = costs.get(key, 0.0) + seconds
+
+
+def _in_parts(node: Node, operator: SplitMap, sample: Sample, watch: Watch, costs: Costs) -> Sample:
+    """What calling the operator does, with a note of each part's sample, and of what it cost."""
     key = sample["__key__"]
+    begun = perf_counter()
+    parts_s = 0.0
     with node.guarding(key):
         state, parts = operator.begin(sample)
         outcomes = []
         for part in parts:
             watch.note(node.name, getattr(part, "key", "") or key)
+            part_begun = perf_counter()
             outcomes.append(operator.part(state, part))
-        return operator.finish(state, outcomes) | {"__key__": key}
+            spent = perf_counter() - part_begun
+            parts_s += spent
+            _add(costs, node, kind_of(part), spent)
+        result = operator.finish(state, outcomes) | {"__key__": key}
+    _add(costs, node, ("", ""), perf_counter() - begun - parts_s)
+    return result
 
 
 class _SplitJob:
     """One batch in the hands of a SplitMap; whoever finishes the last part completes the batch."""
 
-    def __init__(self, nodes: Sequence[Node], sample: Sample, state: Any, parts: Sequence[Any], done: Future[Any]):
+    def __init__(
+        self, nodes: Sequence[Node], key: str, state: Any, parts: Sequence[Any], done: Future[Any], costs: Costs
+    ):
         self._node, self._rest = nodes[0], nodes[1:]
-        self._key = sample["__key__"]
+        self._key, self._costs = key, costs
         self._state, self._parts, self._done = state, parts, done
         self._outcomes: list[Any] = [None] * len(parts)
+        self._seconds = [0.0] * len(parts)
         self._missing = len(parts)
         self._failed: tuple[int, ZvlError] | None = None
         self._lock = threading.Lock()
@@ -116,13 +168,17 @@ class _SplitJob:
         node = nodes[0]
         operator = node.operator
         assert isinstance(operator, SplitMap)
+        sample, costs = _without_costs(sample)
+        key = sample["__key__"]
+        begun = perf_counter()
         try:
-            with node.guarding(sample["__key__"]):
+            with node.guarding(key):
                 state, parts = operator.begin(sample)
         except ZvlError as error:
             done.set_exception(error)
             return
-        job = _SplitJob(nodes, sample, state, parts, done)
+        _add(costs, node, ("", ""), perf_counter() - begun)
+        job = _SplitJob(nodes, key, state, parts, done, costs)
         if not parts:
             job._complete()
             return
@@ -133,18 +189,23 @@ class _SplitJob:
         job._run(range(min(stride, len(parts))))
 
     def _run(self, indices: range) -> None:
-        operator = self._node.operator
+        # Names that `zvl.stalls` looks for: node, key, part.
+        node, key, operator = self._node, self._key, self._node.operator
         assert isinstance(operator, SplitMap)
+        begun = perf_counter()
         for i in indices:
             # Parts before a failed one still run, so that the error is always that of the first.
             if self._failed is not None and self._failed[0] < i:
                 break
+            part = self._parts[i]
             try:
-                with self._node.guarding(self._key):
-                    self._outcomes[i] = operator.part(self._state, self._parts[i])
+                with node.guarding(key):
+                    self._outcomes[i] = operator.part(self._state, part)
             except ZvlError as error:
                 self._fail(i, error)
                 break
+            ended = perf_counter()
+            self._seconds[i], begun = ended - begun, ended
         with self._lock:
             self._missing -= len(indices)
             last = self._missing == 0
@@ -164,6 +225,10 @@ class _SplitJob:
         assert isinstance(operator, SplitMap)
         if self._failed is not None:
             raise self._failed[1]
+        begun = perf_counter()
         with self._node.guarding(self._key):
             sample = operator.finish(self._state, self._outcomes)
-        return finish(self._rest, sample | {"__key__": self._key})
+        _add(self._costs, self._node, ("", ""), perf_counter() - begun)
+        for part, seconds in zip(self._parts, self._seconds, strict=True):
+            _add(self._costs, self._node, kind_of(part), seconds)
+        return finish(self._rest, sample | {"__key__": self._key, COSTS: self._costs})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from time import perf_counter
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -12,7 +13,7 @@ from zvl.errors import BadData, OperatorError, StorageError, ZvlError
 from zvl.hashing import Rng, hash_ints, hash_text
 from zvl.operator import FilterMap, FlatMap, Map, Operator, RandomMap, Sample
 
-__all__ = ["Node", "run_nodes"]
+__all__ = ["Node", "run_nodes", "run_timed"]
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,16 @@ def run_nodes(nodes: Sequence[Node], elements: list[Element]) -> list[Element]:
     return elements
 
 
+def run_timed(nodes: Sequence[Node], elements: list[Element]) -> tuple[list[Element], list[float]]:
+    """`run_nodes`, and the seconds that each node took."""
+    seconds = []
+    for node in nodes:
+        begun = perf_counter()
+        elements = _run_node(node, elements)
+        seconds.append(perf_counter() - begun)
+    return elements, seconds
+
+
 def _run_node(node: Node, elements: list[Element]) -> list[Element]:
     operator = node.operator
     samples = [element for element in elements if isinstance(element, dict)]
@@ -116,8 +127,9 @@ def _run_node(node: Node, elements: list[Element]) -> list[Element]:
 
 def _call_many(node: Node, operator: Map, samples: list[Sample]) -> Iterator[list[Element]]:
     keys = [sample["__key__"] for sample in samples]
+    key = f"{keys[0]} ... {keys[-1]}"
     try:
-        with node.guarding(f"{keys[0]} ... {keys[-1]}"):
+        with node.guarding(key):
             results = operator.many(samples)
             if len(results) != len(samples):
                 raise ZvlError(f"expected many() to return {len(samples)} results, got {len(results)}")

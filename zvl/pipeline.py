@@ -186,6 +186,7 @@ class Pipeline:
         max_steps: int | None = None,
         reducer: Callable[[bool], bool] | None = None,
         timeout_s: float | None = None,
+        stall_warning_s: float | None = 60.0,
         hash_images: bool = False,
         isolate: bool = False,
         share: str | None = None,
@@ -210,6 +211,7 @@ class Pipeline:
             "max_steps": max_steps,
             "reducer": reducer,
             "timeout_s": timeout_s,
+            "stall_warning_s": stall_warning_s,
             "hash_images": hash_images,
         }
         if isolate or share is not None:

@@ -13,12 +13,14 @@ from zvl.checkpoint import LaneState
 from zvl.elements import Element, Planned, Waiting
 from zvl.lanes import Group, accumulate, collect, parallel
 from zvl.masking import mask_stream, run_leniently
-from zvl.nodes import Node, run_nodes
+from zvl.nodes import Node, run_timed
 from zvl.pipeline import Pipeline
 from zvl.protocols import Runner
 from zvl.reader import ReadAhead, read_lane
 from zvl.runners import Pools
+from zvl.runners.inline import InlineRunner
 from zvl.sizes import group_size, most_grouped
+from zvl.waits import Clock, Stage
 
 __all__ = ["Planner"]
 
@@ -54,29 +56,31 @@ class Planner:
         ]
         self._patience = _patience(pipeline)
 
-    def stream(self, lane: int, state: LaneState, blocks: BlockList) -> Iterator[Planned | Waiting]:
-        """A lane's planned batches from its state on."""
+    def stream(self, state: LaneState, blocks: BlockList, clock: Clock) -> Iterator[Planned | Waiting]:
+        """The planned batches of the clock's lane from its state on."""
+        lane = clock.lane
         pipeline = self._pipeline
         newly = blocks.newer(state.blocked)
         cursor = pipeline.source.lane(lane, pipeline.lanes)
         if state.clean is not None:
             cursor.seek(state.clean)
         stream: Iterator[Element] = read_lane(
-            pipeline.source, cursor, pipeline.flush_every, self._ahead, blocks, state.blocked
+            pipeline.source, cursor, pipeline.flush_every, self._ahead, blocks, state.blocked, clock
         )
         for nodes, runner, depth, group in self._segments:
             if runner is None:
-                stream = accumulate(stream, nodes[0], lane, newly)
+                stream = accumulate(stream, nodes[0], lane, newly, clock)
             else:
-                stream = parallel(stream, partial(_submit, runner, group, nodes, newly), depth, group)
+                stage = Stage(clock, [node.name for node in nodes], here=isinstance(runner, InlineRunner))
+                stream = parallel(stream, partial(_submit, runner, group, nodes, newly), stage, depth, group)
         planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience)
         return mask_stream(planned, newly) if newly else planned
 
 
 def _submit(
     runner: Runner, group: Group, nodes: Sequence[Node], newly: frozenset[str], elements: list[Element]
-) -> Future[list[Element]]:
-    call: Any = partial(run_leniently, newly) if newly else run_nodes
+) -> Future[tuple[list[Element], list[float]]]:
+    call: Any = partial(run_leniently, newly) if newly else run_timed
     if runner.remote:  # how long a task takes is not seen from here
         return runner.submit(PLANNING, call, nodes, elements)
     return runner.submit(PLANNING, group.timed, call, nodes, elements)

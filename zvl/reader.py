@@ -19,6 +19,7 @@ from zvl.protocols import Dataset, LaneCursor, Pointer, WorkSource
 from zvl.runners.inline import InlineRunner
 from zvl.runners.threads import ThreadRunner
 from zvl.sizes import READERS
+from zvl.waits import READ, Clock, On
 
 __all__ = ["MOST_READS", "ReadAhead", "first_reads", "read_lane", "rows_ahead"]
 
@@ -33,6 +34,9 @@ ROUND = 8
 
 PREFETCHED_SHARDS = 2
 """Shards behind the one that a lane reads from which its dataset may fetch in advance."""
+
+Rows = tuple[list[Sample | BadData], float]
+"""Rows that were read, and the seconds it took."""
 
 READING = 0
 """Priority number of reads for planning: in front of pictures that are fetched late."""
@@ -62,16 +66,22 @@ class ReadAhead:
         self._begin_round()
         self._reached = -lanes  # each lane waits for its first chunk
 
-    def submit(self, dataset: Dataset, shard: int, rows: Sequence[int]) -> Future[list[Sample | BadData]]:
+    @property
+    def here(self) -> bool:
+        """Whether reads are done in the thread that asks."""
+        return isinstance(self._pool, InlineRunner)
+
+    def submit(self, dataset: Dataset, shard: int, rows: Sequence[int]) -> Future[Rows]:
         return self._pool.submit(READING, self._read, dataset, shard, rows)
 
-    def _read(self, dataset: Dataset, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
+    def _read(self, dataset: Dataset, shard: int, rows: Sequence[int]) -> Rows:
         """What runs in an I/O thread. Where two of them add at the same time one may be lost: it is an estimate."""
         wall, cpu = time.perf_counter(), time.thread_time()
         found = dataset.read(shard, rows)
-        self._wall += time.perf_counter() - wall
+        took = time.perf_counter() - wall
+        self._wall += took
         self._cpu += time.thread_time() - cpu
-        return found
+        return found, took
 
     def reached(self, late: bool) -> None:
         """A lane has come to the first row of another chunk, which was not there yet if it is `late`."""
@@ -114,12 +124,14 @@ def read_lane(
     ahead: ReadAhead,
     blocks: BlockList,
     version: int,
+    clock: Clock | None = None,
 ) -> Iterator[Element]:
     """Samples of a lane in curriculum order. A mark stands before every position divisible by `flush_every`.
 
-    In the first interval `version` of the block list is in force, behind it the newest.
+    In the first interval `version` of the block list is in force, behind it the newest. `clock` is told what reads
+    took.
     """
-    chunks = _Chunks(source, cursor, ahead)
+    chunks = _Chunks(source, cursor, ahead, clock or Clock())
     queue: deque[tuple[_Chunk, int] | Mark | Dropped] = deque()
     exhausted = False
     begun = False
@@ -146,8 +158,8 @@ def read_lane(
         if chunk.rows is None:
             ahead.reached(late=not chunk.future.done())
             while not chunk.future.done():
-                yield Waiting((chunk.future,))
-            chunk.rows = list(chunk.future.result())
+                yield Waiting((chunk.future,), chunk.on)
+            chunks.land(chunk)
         row = chunk.take(number)
         if isinstance(row, BadData):
             yield _bad(chunk.key(number), chunk.on_error, row, blocks)
@@ -162,9 +174,8 @@ class _Chunk:
     """Rows being read, or read and not yet handed out. Nothing is kept for each row but its place: there are as many as
     all lanes read ahead."""
 
-    def __init__(
-        self, shard: str, epoch: int, first: int, on_error: str, future: Future[list[Sample | BadData]]
-    ) -> None:
+    def __init__(self, shard: str, epoch: int, first: int, on_error: str, future: Future[Rows], on: On) -> None:
+        self.on = on
         self.first = first
         self.future = future
         self.on_error = on_error
@@ -187,8 +198,10 @@ class _Chunk:
 class _Chunks:
     """One open chunk per dataset; the reader's queue keeps older ones alive while rows of them are due."""
 
-    def __init__(self, source: WorkSource, cursor: LaneCursor, ahead: ReadAhead) -> None:
+    def __init__(self, source: WorkSource, cursor: LaneCursor, ahead: ReadAhead, clock: Clock) -> None:
         self._datasets, self._names = source.datasets, source.names
+        self._clock = clock
+        self._on: list[On] = [((READ,), name) for name in source.names]
         self._upcoming = getattr(cursor, "upcoming", None) if any(map(_prefetches, source.datasets)) else None
         self._ahead = ahead
         self._open: dict[int, tuple[tuple[int, int, int], _Chunk]] = {}
@@ -210,7 +223,18 @@ class _Chunks:
     def _chunk(self, pointer: Pointer, rows: range) -> _Chunk:
         dataset = self._datasets[pointer.dataset]
         future = self._ahead.submit(dataset, pointer.shard, rows)
-        return _Chunk(self._shard(pointer), pointer.epoch, rows.start, dataset.on_error, future)
+        on = self._on[pointer.dataset]
+        chunk = _Chunk(self._shard(pointer), pointer.epoch, rows.start, dataset.on_error, future, on)
+        if self._ahead.here and future.exception() is None:
+            self._clock.spend(on, (future.result()[1],), here=True)  # in this thread, for the batch at hand
+        return chunk
+
+    def land(self, chunk: _Chunk) -> None:
+        """The first row of a chunk, which has been read, is due."""
+        rows, seconds = chunk.future.result()
+        if not self._ahead.here:
+            self._clock.spend(chunk.on, (seconds,), here=False)
+        chunk.rows = [*rows]
 
     def key(self, pointer: Pointer) -> str:
         return f"{self._shard(pointer)}#{pointer.row}@{pointer.epoch}"

@@ -19,7 +19,7 @@ from zvl.elements import Dropped, Element, Failed, Mark, Waiting
 from zvl.errors import RecipeError
 from zvl.lanes import Group, accumulate, parallel
 from zvl.mixture import Mixture, Once
-from zvl.nodes import Node, run_nodes
+from zvl.nodes import Node, run_timed
 from zvl.operator import Accumulate, Sample, SplitMap
 from zvl.pipeline import Pipeline
 from zvl.protocols import Dataset, Pointer, Runner
@@ -27,6 +27,7 @@ from zvl.reader import ReadAhead, first_reads, read_lane
 from zvl.runners import make_runner
 from zvl.runners.threads import ThreadRunner
 from zvl.sizes import READ_AHEAD_BYTES
+from zvl.waits import Clock, Stage
 
 __all__ = ["estimate_tokens"]
 
@@ -116,9 +117,10 @@ def _plan(
             for node in group:
                 stream = accumulate(stream, node, 0)
         else:
-            stream = parallel(
-                stream, partial(runner.submit, 0, run_nodes, list(group)), 2 * cpu_budget(), Group(16, 16)
-            )
+            own = list(group)
+            stage = Stage(Clock(), [node.name for node in own], here=False)
+            run = partial(runner.submit, 0, run_timed, own)
+            stream = parallel(stream, run, stage, 2 * cpu_budget(), Group(16, 16))
     return stream
 
 

@@ -3,8 +3,9 @@
 Who starts the process sends it a `Setup`. A trainer sends a `Position` first and gets an error or a `Welcome`, with two
 descriptors: the shared file, and a bell to ring behind whatever it says from then on. Then events come, as
 ``(event, engine's peak_bytes)``. A Delivery comes as a tuple ``(fields of Planned, step, sample)``, since every class
-costs the trainer some microseconds; its sample is None where it is skipped. Meanwhile the trainer sends ``(batches
-taken so far, segments let go of)`` with every `take`, and `Skip`, and at last `Bye`.
+costs the trainer some microseconds; its sample is None where it is skipped. A list holds what there is to log
+(`zvl.logs.Notice`). Meanwhile the trainer sends ``(batches taken so far, segments let go of)`` with every `take`, and
+`Skip`, and at last `Bye`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ class Setup(NamedTuple):
     """Batches that a trainer is given before it has taken any."""
     evict: bool
     """See `zvl.shared.segments.Ring`."""
+    log_level: int
+    """That of the logger "zvl" in the process that starts it."""
 
 
 class Position(NamedTuple):

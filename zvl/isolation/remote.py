@@ -17,6 +17,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
+from zvl import logs
 from zvl.elements import Planned
 from zvl.engine import Delivery, Failure, StepStart
 from zvl.errors import ZvlError
@@ -25,9 +26,10 @@ from zvl.isolation.messages import Bye, Position, Setup, Skip
 from zvl.isolation.pinning import Pins
 from zvl.runners._ray_cluster import address_of_cluster
 from zvl.shared.child import ONE_THREAD, start_child
-from zvl.shared.frames import FrameReader, receive_frame, send_frame
+from zvl.shared.frames import FrameReader, receive_frame, send_frame, set_patience
 from zvl.shared.pickling import loads
 from zvl.shared.segments import Inlet
+from zvl.stalls import Awaited
 
 __all__ = ["Died", "Remote"]
 
@@ -90,15 +92,21 @@ class Remote:
     with `cuda` (torch.cuda) its memory is page-locked.
     """
 
-    def __init__(self, setup: Setup, share: tuple[str, int] | None, cuda: Any) -> None:
+    def __init__(self, setup: Setup, share: tuple[str, int] | None, cuda: Any, silence_s: float | None = None) -> None:
         self.peak_bytes = 0
         self.restarts = 0
         self._setup = pickle.dumps(setup)
         self._share = share
+        self._silence_s = silence_s
         self._cuda = cuda
         self._announced = -1
         self._closed = False
         self._connect()
+
+    @property
+    def pid(self) -> int | None:
+        """That of the process; None if another trainer has started it."""
+        return None if self._link.child is None else self._link.child.pid
 
     @property
     def began_it(self) -> bool:
@@ -136,9 +144,17 @@ class Remote:
             self._inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, self._released), pins.leased)
         os.close(fds[0])
         self._bell = io.FileIO(fds[1], "w")
+        if self._silence_s is not None:
+            set_patience(self._link.sock, self._silence_s)
 
-    def take(self) -> Delivery | StepStart | Failure:
-        """The next event. Raises Died."""
+    threads: Sequence[threading.Thread] = ()
+
+    def awaited(self) -> Awaited:
+        """Only the process knows, and tells by itself."""
+        return Awaited(self._announced, -1, True, ())
+
+    def take(self, timeout: float | None = None) -> Delivery | StepStart | Failure:
+        """The next event. Raises Died, TimeoutError if the process says nothing for `silence_s`."""
         inlet = self._inlet
         assert inlet is not None
         if self._told < self._taken:
@@ -151,6 +167,9 @@ class Remote:
                     return Failure(ZvlError("the loader was closed while its next batch was awaited"))
                 raise self._death()
             event, self.peak_bytes = inlet.unpack(frame)
+            if type(event) is list:
+                logs.replay(event)
+                continue
             if type(event) is tuple:
                 planned, step, sample = event
                 self._taken += 1
@@ -177,6 +196,7 @@ class Remote:
             if self._share is not None or child is None or child.returncode >= 0 or self.restarts == RESTARTS:
                 raise ZvlError(f"{death}{self._advice()}")
             self.restarts += 1
+            logs.log(logs.WARNING, "loader_restarted", f"{death}; a new one takes its place", restarts=self.restarts)
             self._disconnect()
             self._connect()
             try:

@@ -7,11 +7,12 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from time import perf_counter
 from typing import Any
 
-from zvl import shared
+from zvl import logs, shared
 from zvl.batch import with_loss_tokens
 from zvl.engine import Delivery, Events, Failure
 from zvl.errors import StateError, ZvlError, isolate
@@ -41,6 +42,8 @@ class Peer:
         self.outlet: Outlet | None = None
         """Its hold on the ring, once it was let in."""
         self.sent = self.taken = self.skip_to = 0
+        self.asked = 0.0
+        """When it said so."""
         self.said_bye = False
         self.bell = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
         """It rings once for whatever it says after it was let in."""
@@ -63,12 +66,24 @@ class Peer:
 class Served(Loader):
     """The loader whose engine this process runs; its own batches nobody takes."""
 
+    asked: Callable[[], float] = staticmethod(perf_counter)
+    """Since when a trainer waits."""
+    told: Callable[[], None] = staticmethod(lambda: None)
+    """Called when something was logged while it waits."""
+
     def start(self, position: Position) -> Events:
         self._blocks, self._identity = position.blocks, position.identity
         self.load_state_dict(position.state, **position.options)
         self._skip_to = position.skip_to
         self._engine = self._open()  # without torch, a second to load: its threads are held at one by the environment
         return self._engine
+
+    def _since(self) -> float:
+        return self.asked()
+
+    def _stalled(self, seconds: float) -> None:
+        super()._stalled(seconds)
+        self.told()
 
 
 class Server:
@@ -89,6 +104,11 @@ class Server:
         self._batches = 0
         self._failed = self._closing = False
         self._done = threading.Event()
+        self._log = logs.Forward()
+        logs.LOGGER.addHandler(self._log)
+        logs.LOGGER.setLevel(setup.log_level)
+        if isinstance(loader, Served):
+            loader.asked, loader.told = self._asked, self._send_notices
 
     def add(self, sock: socket.socket) -> None:
         """A trainer has connected."""
@@ -129,12 +149,14 @@ class Server:
     def _next(self) -> tuple[Message, bool]:
         """The next event, encoded, and whether it is a batch."""
         assert self._engine is not None
+        assert isinstance(self._loader, Served)
         event: Any
         try:
             with isolate(_unexpected):
-                taken = self._engine.take()
+                taken = self._loader.outlast(self._engine.take)
                 if isinstance(taken, Delivery):
-                    sample = None if taken.future is None else with_loss_tokens(taken.future.result())
+                    future = taken.future
+                    sample = None if future is None else with_loss_tokens(self._loader.outlast(future.result))
                     event = (tuple(taken.planned), taken.step, sample)
                 else:
                     event = taken
@@ -147,6 +169,7 @@ class Server:
 
     def _give(self, message: Message, is_batch: bool) -> None:
         """Send an event to all trainers."""
+        self._send_notices()
         with self._changed:
             self._batches += is_batch
             if self._history is not None:
@@ -157,6 +180,20 @@ class Server:
             payloads = [(peer, self._packed(peer, message, is_batch)) for peer in self._readers()]
         for peer, payload in payloads:
             peer.send(payload)
+
+    def _asked(self) -> float:
+        """Since when a trainer waits for its next batch; now, if none does."""
+        return min((peer.asked for peer in self._readers() if peer.sent == peer.taken), default=perf_counter())
+
+    def _send_notices(self) -> None:
+        """Send what was logged here since the last time."""
+        notices = self._log.take()
+        if notices and self._engine is not None:
+            message = self._ring.encode((notices, self._engine.peak_bytes))
+            with self._changed:
+                payloads = [(peer, self._packed(peer, message, False)) for peer in self._readers()]
+            for peer, payload in payloads:
+                peer.send(payload)
 
     def _packed(self, peer: Peer, message: Message, is_batch: bool) -> bytes:
         assert peer.outlet is not None
@@ -174,7 +211,7 @@ class Server:
         with self._changed:
             if peer not in self._peers:
                 return
-            peer.outlet = Outlet(self._ring)
+            peer.outlet, peer.asked = Outlet(self._ring), perf_counter()
             payloads = [self._packed(peer, message, is_batch) for message, is_batch in self._history or ()]
         for payload in payloads:
             peer.send(payload)
@@ -235,6 +272,7 @@ class Server:
                 released = said.released
             else:
                 peer.taken, released = said
+                peer.asked = perf_counter()
             if peer.outlet is not None:
                 peer.outlet.release(released)
 

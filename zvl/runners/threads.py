@@ -30,16 +30,16 @@ class ThreadRunner:
         self._calls: queue.PriorityQueue[tuple[int, int, Future[Any] | None, Any, Any]] = queue.PriorityQueue()
         self._ticket = itertools.count()
         self._closing = False
-        self._threads: list[threading.Thread] = []
+        self.threads: list[threading.Thread] = []
         self.grow(workers)
 
     def grow(self, workers: int) -> None:
         """Start threads until there are so many; not while it is being closed."""
         for number in range(self.workers, workers):
             thread = threading.Thread(target=self._work, name=f"{self._name}-{number}", daemon=True)
-            self._threads.append(thread)
+            self.threads.append(thread)
             thread.start()
-        self.workers = len(self._threads)
+        self.workers = len(self.threads)
 
     def submit(self, priority: int, call: Callable[..., Any], /, *args: Any) -> Future[Any]:
         future: Future[Any] = Future()
@@ -66,7 +66,7 @@ class ThreadRunner:
     def close(self) -> None:
         """Cancel what has not begun, wait for what has, and end all threads."""
         self._closing = True
-        for _ in self._threads:
+        for _ in self.threads:
             self._calls.put((LAST, next(self._ticket), None, None, None))
-        for thread in self._threads:
+        for thread in self.threads:
             thread.join()

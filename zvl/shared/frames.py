@@ -8,10 +8,13 @@ import socket
 import struct
 from collections.abc import Sequence
 
-__all__ = ["FrameReader", "readable", "receive_frame", "send_frame", "wait_for_bell"]
+__all__ = ["FrameReader", "readable", "receive_frame", "send_frame", "set_patience", "wait_for_bell"]
 
 HEADER = struct.Struct("<QI")
 """Bytes of the payload, and descriptors that come with it."""
+
+TIMEVAL = struct.Struct("@ll")
+"""Seconds and microseconds, as the system takes them."""
 
 MOST_FDS = 250
 """Descriptors in one message; Linux takes 253."""
@@ -71,13 +74,13 @@ class FrameReader:
         self._ahead = b""
 
     def receive(self) -> bytes | bytearray | None:
-        """The next message; blocks. None if the other end is gone."""
-        data = self._ahead
-        while len(data) < HEADER.size:
+        """The next message; blocks. None if the other end is gone. TimeoutError where `set_patience` is over."""
+        while len(self._ahead) < HEADER.size:
             more = _receive(self._sock)
             if not more:
                 return None
-            data += more
+            self._ahead += more
+        data = self._ahead
         stop = HEADER.size + HEADER.unpack_from(data)[0]
         self._ahead = data[stop:]
         if stop <= len(data):
@@ -101,9 +104,17 @@ def wait_for_bell(bell: int, sock: socket.socket) -> None:
         os.eventfd_read(bell)
 
 
+def set_patience(sock: socket.socket, seconds: float) -> None:
+    """How long `FrameReader` waits for a message to begin. The system keeps the time: it costs nothing."""
+    whole = int(seconds)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, TIMEVAL.pack(whole, max(1, int(1e6 * (seconds - whole)))))
+
+
 def _receive(sock: socket.socket) -> bytes:
     try:
         return sock.recv(AT_ONCE)
+    except BlockingIOError:
+        raise TimeoutError from None
     except ConnectionError:
         return b""
 
@@ -113,6 +124,8 @@ def _fill(sock: socket.socket, view: memoryview) -> bool:
     while view:
         try:
             count = sock.recv_into(view)
+        except BlockingIOError:  # see `set_patience`; what has begun comes
+            continue
         except ConnectionError:
             count = 0
         if not count:
