@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pages.blocks import blocks
+from pages.shell import matches
 from typer.testing import CliRunner
 
 import zvl
@@ -30,6 +32,8 @@ def test_the_demo_shows_the_plan_the_speed_and_identical_steps(
     result = CliRunner().invoke(app, ["demo", "--steps", "2"])
     assert result.exit_code == 0, result.output
     assert "source  photos: 545 rows in 8 shards" in result.stdout
+    (shown,) = (block.text for block in blocks("docs/tutorial.md") if block.text.startswith("$ make demo\n"))
+    assert matches(shown, f"$ make demo\n.venv/bin/zvl demo\n{result.stdout}"), shown
     assert re.search(
         r"^[\d,]+ images/s, [\d,]+ tokens/s, fill [01]\.\d{4}, over 16 batches", result.stdout, re.MULTILINE
     )

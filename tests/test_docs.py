@@ -26,6 +26,7 @@ NOT_RUN: dict[str, list[str]] = {
     ],
     "docs/ray.md": ["needs several machines"],
     "docs/soak.md": ["takes half an hour"],
+    "docs/tutorial.md": ["here; tests/test_cli_demo.py runs it, with two steps, and compares"],
     "docs/training.md": [
         "here; tests/trainers/test_attention.py runs it with numbers of its own",
         "trains 10,000 steps; tests/trainers/test_transformers.py trains some",
@@ -57,7 +58,7 @@ def test_every_block_runs(
 
 def test_few_blocks_are_left_out() -> None:
     assert NOT_RUN.keys() <= set(WITH_CODE)
-    assert sum(len(reasons) for reasons in NOT_RUN.values()) <= 14
+    assert sum(len(reasons) for reasons in NOT_RUN.values()) <= 15
 
 
 @pytest.mark.parametrize(

@@ -79,8 +79,6 @@ class Shell:
                 return self._python(script, arguments)
             case "pip", ["install", *what]:
                 _check_install(what[-1])
-            case "make", [*_, target]:
-                return self._make(target)
             case _:
                 raise AssertionError(f"nothing here runs {name}: mark the block `<!-- not run: reason -->`")
         return ""
@@ -99,12 +97,6 @@ class Shell:
             runpy.run_path(str(self.folder / script), run_name="__main__")
         self.ran.add(script)
         return printed.getvalue()
-
-    def _make(self, target: str) -> str:
-        """A target that is one command of zvl with steps, of which few are run."""
-        command = re.fullmatch(r"\t\$\(BIN\)/zvl (.*)\n", _recipe(target))
-        assert command, f"expected the target {target} to be one command of zvl"
-        return f".venv/bin/zvl {command[1]}\n{self._zvl([*shlex.split(command[1]), '--steps', QUICK['--steps']])}"
 
 
 def matches(shown: str, printed: str) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from accelerate import Accelerator
+from pages.blocks import section
 
 from reference.tiny_training import (
     expected,
@@ -115,8 +116,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_the_manuals_lines_for_validation() -> None:
     """Those of docs/training.md, with `held_out`, `model` and `processor` given."""
-    manual = (Path(__file__).parents[2] / "docs/training.md").read_text()
-    lines = next(block for block in manual.split("```python\n") if block.startswith("sums =")).split("```")[0]
+    (lines,) = (code for code in section("docs/training.md", "accelerate") if code.startswith("sums ="))
     held_out, model = pipeline(finite=True, lanes=1), tiny_model().float()
     accelerator = Accelerator(cpu=True)
     names = {"torch": torch, "accelerator": accelerator, "held_out": held_out, "model": model, "processor": processor()}

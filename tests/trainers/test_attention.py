@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from pages.blocks import section
 from torch.nn.attention.flex_attention import BlockMask, create_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from transformers.loss.loss_utils import ForCausalLMLoss
@@ -283,12 +283,10 @@ def test_an_attention_of_its_own_without_blocks_is_refused(processors: dict[str,
 
 
 def test_what_the_page_shows_runs(processors: dict[str, Processor]) -> None:
-    page = (Path(__file__).parents[2] / "docs/training.md").read_text(encoding="utf-8")
-    section = page[page.index("## Attention") : page.index("## A packed row")]
     batch = make_batch(processors["causal"])
     names: dict[str, Any] = {"batch": batch, "processor": processors["causal"], "device": "cpu"}
     names |= {"logits": torch.zeros(2, LENGTH, 9), "num_loss_tokens": torch.tensor(28)}
-    for code in re.findall(r"```python\n(.*?)```", section, flags=re.DOTALL):
+    for code in [*section("docs/training.md", "Attention"), *section("docs/training.md", "The loss")]:
         exec(code, names)
     assert torch.equal(names["dense"], expected(batch, "causal", None))
     assert names["blocks"].shape == (2, 1, LENGTH, LENGTH)
