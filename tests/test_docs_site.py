@@ -69,12 +69,11 @@ def test_no_page_asks_another_server(site: Path) -> None:
 @pytest.mark.parametrize(
     ("page", "says"),
     [
-        ("[A page](missing.md)", "missing.md"),
-        ("[A heading](index.md#missing)", "#missing"),
-        ("::: zvl.missing", "zvl.missing"),
+        ("[A page](missing.md), [a heading](index.md#missing)", ["missing.md", "#missing"]),
+        ("::: zvl.missing", ["zvl.missing"]),
     ],
 )
-def test_a_wrong_page_stops_the_build(page: str, says: str, tmp_path: Path) -> None:
+def test_a_wrong_page_stops_the_build(page: str, says: list[str], tmp_path: Path) -> None:
     """Of a site of one page, with the settings of the whole."""
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs/index.md").write_text(f"# Home\n\n{page}\n")
@@ -83,4 +82,4 @@ def test_a_wrong_page_stops_the_build(page: str, says: str, tmp_path: Path) -> N
     (tmp_path / "mkdocs.yml").write_text(settings.replace("[., operators, codecs, examples]", f"['{ROOT}']"))
     done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert done.returncode == 1
-    assert says in done.stdout + done.stderr
+    assert all(name in done.stderr for name in says), done.stderr

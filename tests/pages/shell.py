@@ -25,7 +25,7 @@ QUICK = {
     "--steps": "2",
     "--step": "1",
     "--resume-at": "1",
-    "--dp-sizes": "1,2",
+    "--dp-sizes": "2",
     "--runners": "inline",
     "--jobs": "1",
 }
