@@ -68,8 +68,8 @@ class Setting:
 AUTO = Setting("auto", {}, {})
 WORKERS = [Setting(f"workers={n}", {"workers": n}, {}) for n in (1, 2, 3, 4)]
 WINDOWS = [Setting(f"workers={n}, prefetch=8", {"workers": n, "prefetch": 8}, {}) for n in (2, 3)]
-READS = [Setting(f"reads={n}", {"reads": n}, {}) for n in (2, 8, 16, 32, 64)]
-READS += [Setting("reads=64, workers=1", {"reads": 64, "workers": 1}, {})]
+READS = [Setting(f"reads={n}", {"reads": n}, {}) for n in (8, 32, 64, 128, 256)]
+READS += [Setting("reads=128, workers=1", {"reads": 128, "workers": 1}, {})]
 TASKS = [Setting(f"parallelism={n}", {}, {"parallelism": n}) for n in (1, 2, 4)]
 
 

@@ -66,51 +66,52 @@ def clocks(monkeypatch: pytest.MonkeyPatch) -> Clocks:
     return found
 
 
-def sizes(dataset: Timed, lanes: int, late: int, reads: int | None = None, budget: int = 64 << 20) -> list[int]:
-    """How the pool grows over 20 rounds in each of which so many chunks of a round are late."""
+def sizes(dataset: Timed, lanes: int, waits: float, reads: int | None = None, budget: int = 64 << 20) -> list[int]:
+    """How the pool grows over 20 rounds of which lanes wait so large a part."""
     pool = Pool()
     source = zvl.Mixture({"timed": dataset}, chunk_rows=64)  # type: ignore[dict-item]
     ahead = ReadAhead(pool, source, lanes, budget, reads)
     for _ in range(lanes):
-        ahead.reached(late=True)
+        ahead.reached(1000.0)
     for _ in range(20):
-        for number in range(max(ROUND, lanes)):
+        for _ in range(max(ROUND, lanes)):
+            before = dataset.clocks.wall
             ahead.submit(dataset, 0, range(64)).result()  # type: ignore[arg-type]
-            ahead.reached(late=number < late)
+            ahead.reached(waits * lanes * (dataset.clocks.wall - before))
     assert ahead.reads == (pool.sizes[-1] if pool.sizes else reads or first_reads(lanes))
     return pool.sizes
 
 
-@pytest.mark.parametrize(("lanes", "expected"), [(1, [4, 8, 16, 32, 64]), (8, [16, 32, 64])])
+@pytest.mark.parametrize(("lanes", "expected"), [(1, [4, 8, 16, 32, 64, 128, 256]), (8, [16, 32, 64, 128, 256])])
 def test_reads_double_while_lanes_wait_for_storage(clocks: Clocks, lanes: int, expected: list[int]) -> None:
-    assert sizes(Timed(clocks), lanes, late=ROUND) == expected
+    assert sizes(Timed(clocks), lanes, waits=0.5) == expected
 
 
-def test_few_late_chunks_change_nothing(clocks: Clocks) -> None:
-    assert sizes(Timed(clocks), 1, late=2) == []
-    assert sizes(Timed(clocks), 1, late=3) == [4, 8, 16, 32, 64]
+def test_a_little_waiting_changes_nothing(clocks: Clocks) -> None:
+    assert sizes(Timed(clocks), 1, waits=0.04) == []
+    assert sizes(Timed(clocks), 1, waits=0.06) == [4, 8, 16, 32, 64, 128, 256]
 
 
 def test_the_first_chunks_of_the_lanes_are_not_counted(clocks: Clocks) -> None:
-    assert sizes(Timed(clocks), 32, late=0) == []
+    assert sizes(Timed(clocks), 32, waits=0) == []
 
 
 def test_reads_that_compute_do_not_become_more(clocks: Clocks) -> None:
-    assert sizes(Timed(clocks, wall=1.0, cpu=0.5), 1, late=ROUND) == []
-    assert sizes(Timed(clocks, wall=1.0, cpu=0.1), 1, late=ROUND) == [4, 8, 10]
+    assert sizes(Timed(clocks, wall=1.0, cpu=0.5), 1, waits=1) == []
+    assert sizes(Timed(clocks, wall=1.0, cpu=0.1), 1, waits=1) == [4, 8, 10]
 
 
 def test_a_number_by_hand_stays(clocks: Clocks) -> None:
-    assert sizes(Timed(clocks), 1, late=ROUND, reads=5) == []
+    assert sizes(Timed(clocks), 1, waits=1, reads=5) == []
 
 
 @pytest.mark.parametrize(
     ("lanes", "row_bytes", "reads", "rows"),
     [
         (1, 100, first_reads(1), 64),
-        (1, 100, MOST_READS, 63 * 64),
+        (1, 100, MOST_READS, 255 * 64),
         (8, 100, first_reads(8), 64),
-        (8, 100, MOST_READS, 7 * 64),
+        (8, 100, MOST_READS, 31 * 64),
         (1, 100_000, MOST_READS, 671),  # 64 MiB
         (32, 100_000, MOST_READS, 20),
         (64, 10_000_000, MOST_READS, 4),

@@ -52,7 +52,7 @@ class Loader:
     - `stall_warning_s`: when one `next` waits longer than that, and again after as long, logger "zvl" says for which
       operator and sample. None: never; nor with the inline runner, which works in `next` itself.
     - `prefetch`: batches finished or in the making ahead of the trainer.
-    - `reads`: chunks that are read at once. None: 8, or 2 for one lane, and up to 64 while lanes wait for storage.
+    - `reads`: chunks that are read at once. None: 8, or 2 for one lane, and up to 256 while lanes wait for storage.
     - `max_bytes`: planning waits while batches planned, in the making or finished take more memory than that, so that
       at most two more are there. What operators hold is not counted: that decides the data, see `explain()`.
     - `quarantine`: a JSON-lines file for samples that were dropped or masked; of several ranks each has one,

@@ -26,11 +26,14 @@ __all__ = ["MOST_READS", "ReadAhead", "first_reads", "read_lane", "rows_ahead"]
 AHEAD_ROWS = 64
 """Rows that a lane reads ahead at first."""
 
-MOST_READS = 64
+MOST_READS = 256
 """The most reads of a rank in flight."""
 
 ROUND = 8
 """Chunks after which, at the earliest, the number of reads is looked at again."""
+
+WAITING = 0.05
+"""The part of their time that lanes may wait for chunks before reads become more."""
 
 PREFETCHED_SHARDS = 2
 """Shards behind the one that a lane reads from which its dataset may fetch in advance."""
@@ -45,9 +48,9 @@ READING = 0
 class ReadAhead:
     """How many reads a rank has in flight, and how far its lanes read ahead: `rows` each.
 
-    Both double while lanes come to chunks that are not there yet, up to `MOST_READS` reads and a budget in bytes; but
-    reads that compute more than they wait gain nothing by more of them. A chunk larger than `chunk_bytes` is read row
-    by row. Used by the planner's thread alone.
+    Both double while lanes spend much of their time waiting for chunks, up to `MOST_READS` reads and a budget in bytes;
+    but no more reads than what keeps a CPU busy: those that compute gain nothing by it. A chunk larger than
+    `chunk_bytes` is read row by row. Used by the planner's thread alone.
     """
 
     def __init__(
@@ -56,15 +59,16 @@ class ReadAhead:
         """`reads` fixes the number of reads in flight."""
         self._pool = pool
         self._rows_for = partial(rows_ahead, source, lanes, budget)
-        self._round = max(ROUND, lanes)
+        self._lanes, self._round = lanes, max(ROUND, lanes)
         self._fixed = reads is not None
         self.chunk_bytes = max(budget, 1 << 24)
         self.reads = reads or first_reads(lanes)
         self.rows = self._rows_for(self.reads)
         self.skipping = threading.Event()
         """Set while what is planned will not be materialised: pictures that are fetched late are not wanted then."""
+        self._wall = self._cpu = 0.0
         self._begin_round()
-        self._reached = -lanes  # each lane waits for its first chunk
+        self._chunks = -lanes  # each lane waits for its first chunk
 
     @property
     def here(self) -> bool:
@@ -83,22 +87,25 @@ class ReadAhead:
         self._cpu += time.thread_time() - cpu
         return found, took
 
-    def reached(self, late: bool) -> None:
-        """A lane has come to the first row of another chunk, which was not there yet if it is `late`."""
-        self._reached += 1
-        self._late += late and self._reached > 0
-        if self._reached < self._round:
+    def reached(self, waited: float) -> None:
+        """A lane has the first row of another chunk, for which it waited so many seconds."""
+        self._chunks += 1
+        self._waited += waited
+        if self._chunks < self._round and self._chunks:
             return
+        slow = self._chunks and self._waited > WAITING * self._lanes * (time.perf_counter() - self._begun)
         useful = min(MOST_READS, 2 * self.reads, int(self._wall / max(self._cpu, 1e-6)))
-        if self._late * 4 > self._reached and useful > self.reads and not self._fixed:
+        if slow and useful > self.reads and not self._fixed:
             self.reads = useful
             self.rows = self._rows_for(useful)
             self._pool.grow(useful)
         self._begin_round()
 
     def _begin_round(self) -> None:
-        self._reached = self._late = 0
-        self._wall = self._cpu = 0.0
+        self._chunks = 0
+        self._waited = 0.0
+        self._wall, self._cpu = self._wall / 2, self._cpu / 2  # what lies back counts less
+        self._begun = time.perf_counter()
 
 
 def first_reads(lanes: int) -> int:
@@ -156,9 +163,10 @@ def read_lane(
             continue
         chunk, number = head
         if chunk.rows is None:
-            ahead.reached(late=not chunk.future.done())
+            due = time.perf_counter()
             while not chunk.future.done():
                 yield Waiting((chunk.future,), chunk.on)
+            ahead.reached(time.perf_counter() - due)
             chunks.land(chunk)
         row = chunk.take(number)
         if isinstance(row, BadData):
