@@ -19,6 +19,10 @@ __all__ = ["Report", "diff_logs", "diff_recipes", "diff_states"]
 IDENTITY = ("lanes", "batches_per_step", "flush_every", "source", "operators", "pixels")
 """Keys of a log's header that say what it belongs to, as in a state."""
 
+DECODED = 12
+"""Batches of a lane from the first difference on that are made, to tell other samples from another order: those of all
+lanes have to be decoded with them."""
+
 
 @dataclass
 class Report:
@@ -72,7 +76,7 @@ def diff_recipes(
             return report
     pairs = run_both(one, other, steps, workers=workers, progress=progress)
     names = [node.name for node in one.nodes()]
-    report.difference = first_difference(_counted(pairs, report), names, report.fields)
+    report.difference = first_difference(_counted(pairs, report), names, report.fields, DECODED)
     return report
 
 

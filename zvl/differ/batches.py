@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -14,9 +15,10 @@ __all__ = ["Difference", "first_difference"]
 
 Record = Mapping[str, Any]
 Pair = tuple[Record | None, Record | None]
+Sides = tuple[list[Record], list[Record]]
 
 WINDOW = 64
-"""Batches of the lane behind the first difference that are looked at, to tell other samples from another order."""
+"""Batches of the lane from the first difference on that are looked at, to tell other samples from another order."""
 
 NAMES = {"input_ids": "tokens", "labels": "labels", "position_ids": "positions"}
 
@@ -78,10 +80,13 @@ class Difference:
         return ", ".join(places) + (f" ({self.key})" if self.key else "")
 
 
-def first_difference(pairs: Iterator[Pair], names: Sequence[str], fields: Sequence[Field]) -> Difference | None:
+def first_difference(
+    pairs: Iterator[Pair], names: Sequence[str], fields: Sequence[Field], window: int = WINDOW
+) -> Difference | None:
     """The first difference of streams in the same order; a side that has ended, or lacks the batch, has None.
 
-    `names` are the operators', `fields` those of the recipes that differ: both serve to say where it comes from.
+    `names` are the operators', `fields` those of the recipes that differ: both serve to say where it comes from. Where
+    samples have moved, up to `window` batches of the lane are taken.
     """
     for a, b in pairs:
         if a is None or b is None:
@@ -90,11 +95,15 @@ def first_difference(pairs: Iterator[Pair], names: Sequence[str], fields: Sequen
             where = {"step": one["step"], "lane": one["lane"], "batch": one["batch"]}
             return _blame(Difference(**where, what="end", how=f"only {side} has this batch"), names, fields)
         if a["hash"] != b["hash"]:
-            later = list(islice((pair for pair in pairs if _lane(pair) == a["lane"]), WINDOW))
-            window = [(a, b), *later]
-            sides = [one for one, _ in window if one], [other for _, other in window if other]
-            return _blame(_explain(a, b, sides), names, fields)
+            return _blame(_explain(a, b, partial(_ahead, a, b, pairs, window)), names, fields)
     return None
+
+
+def _ahead(a: Record, b: Record, pairs: Iterator[Pair], count: int) -> Sides:
+    """This batch and the next of its lane, of each side."""
+    later = islice((pair for pair in pairs if _lane(pair) == a["lane"]), count - 1)
+    both = [(a, b), *later]
+    return [one for one, _ in both if one], [other for _, other in both if other]
 
 
 def _lane(pair: Pair) -> int:
@@ -102,7 +111,7 @@ def _lane(pair: Pair) -> int:
     return int(one["lane"])
 
 
-def _explain(a: Record, b: Record, window: tuple[list[Record], list[Record]]) -> Difference:
+def _explain(a: Record, b: Record, ahead: Callable[[], Sides]) -> Difference:
     """What differs in this batch, its samples first."""
     found = Difference(a["step"], a["lane"], "field", "", a["batch"])
     ours, theirs = _packs(a), _packs(b)
@@ -110,13 +119,13 @@ def _explain(a: Record, b: Record, window: tuple[list[Record], list[Record]]) ->
         for found.sample, (left, right) in enumerate(zip(one, other, strict=False)):
             found.key = left.key
             if left.key != right.key:
-                return _moved(found, f"{left.key} | {right.key}", window)
+                return _moved(found, f"{left.key} | {right.key}", ahead())
             if left != right:
                 return _changed(found, left, right, a, b)
         if len(one) != len(other):
             longer, found.sample = max(one, other, key=len), min(len(one), len(other))
             found.key = longer[found.sample].key
-            return _moved(found, f"{len(one)} | {len(other)} samples in the pack", window)
+            return _moved(found, f"{len(one)} | {len(other)} samples in the pack", ahead())
     found.pack = found.sample = found.key = None
     if len(ours) != len(theirs):
         found.what, found.how = "packs", f"{len(ours)} | {len(theirs)} packs in the batch"
@@ -192,7 +201,7 @@ def _rows(image: str) -> int:
     return int(image.partition(":")[0])
 
 
-def _moved(found: Difference, how: str, window: tuple[list[Record], list[Record]]) -> Difference:
+def _moved(found: Difference, how: str, window: Sides) -> Difference:
     """Another sample stands in this place: because one before it changed, or rows are missing, or by another order."""
     sides = [[sample for record in side for row in _packs(record) for sample in row] for side in window]
     ours, theirs = ({sample.key: sample for sample in side} for side in sides)
