@@ -146,7 +146,10 @@ def test_long_lists_are_cut(folder: Path) -> None:
             ("a.jsonl", "docs.jsonl"),
             "error: docs.jsonl: expected a recipe (.toml), a state that `zvl run --checkpoint` s",
         ),
-        (("nowhere.json", "nowhere.json"), "error: cannot read the state in nowhere.json: No such file or directory"),
+        (
+            ("nowhere.json", "nowhere.json"),
+            "error: cannot read nowhere.json: no such file, and no log of ranks of that name",
+        ),
         (("nowhere.toml", "a.toml"), "error: cannot read the recipe nowhere.toml: No such file or directory"),
         (("s?.json", "s1.json"), "error: s?.json: expected a state that `zvl run --checkpoint` saved, got other JSON"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -64,7 +65,9 @@ def _kind(name: str) -> str:
         return "recipe"
     files = ledger_files(Path(name))
     if not files:
-        return "state"  # a glob, or a file that is not there
+        if not glob.glob(name):
+            raise StateError(f"cannot read {name}: no such file, and no log of ranks of that name")
+        return "state"
     try:
         with files[0].open("rb") as file:
             line = json.loads(file.readline())
