@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import multiprocessing.dummy
 import os
 import statistics
 import time
 from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -34,6 +36,7 @@ __all__ = [
     "options",
     "report",
     "resident_bytes",
+    "spawning",
     "spread",
 ]
 
@@ -96,6 +99,16 @@ class Reading:
     time: Lap
 
 
+class Spawning:
+    """Where subjects run: in processes of their own, or, in a quick run, in threads, since a process has to import."""
+
+    module: Any = multiprocessing.get_context("spawn")
+    """Has `Process` and `Pool`."""
+
+
+spawning = Spawning()
+
+
 class Subject:
     """A stream of batches in a process of its own, so that its memory is its own. It rests between two `run`s.
 
@@ -106,9 +119,11 @@ class Subject:
         self.name = name
         self.readings: list[Reading] = []
         self._pipe, theirs = multiprocessing.Pipe()
-        self._process = multiprocessing.Process(target=_serve, args=(theirs, make, args), daemon=True)
+        self._process = spawning.module.Process(target=_serve, args=(theirs, make, args))
+        self._process.daemon = True
         self._process.start()
-        theirs.close()
+        if spawning.module is not multiprocessing.dummy:
+            theirs.close()
 
     def run(self, untimed: int, batches: int) -> Reading:
         """Take `untimed` batches, which use up what was prepared while it rested, then time `batches`."""
@@ -129,20 +144,20 @@ class Subject:
 
 
 def _serve(pipe: Connection, make: Callable[..., Generator[Count]], args: Sequence[Any]) -> None:
-    stream = make(*args)
-    while (order := pipe.recv()) is not None:
-        untimed, batches = order
-        for _ in range(untimed):
-            next(stream)
-        clock = Clock()
-        images = tokens = 0
-        for _ in range(batches):
-            count = next(stream)
-            images += count.images
-            tokens += count.tokens
-        pipe.send(Reading(batches, images, tokens, clock.stop()))
-    stream.close()
-    pipe.send(peak_bytes())
+    with pipe, closing(make(*args)) as stream:
+        while (order := pipe.recv()) is not None:
+            untimed, batches = order
+            for _ in range(untimed):
+                next(stream)
+            clock = Clock()
+            images = tokens = 0
+            for _ in range(batches):
+                count = next(stream)
+                images += count.images
+                tokens += count.tokens
+            pipe.send(Reading(batches, images, tokens, clock.stop()))
+        stream.close()
+        pipe.send(peak_bytes())
 
 
 def machine_cpu_s() -> float:
@@ -198,17 +213,9 @@ def options(about: str | None, **numbers: tuple[int, int, str]) -> argparse.Name
     for name, (usual, quick, _) in numbers.items():
         if getattr(given, name) is None:
             setattr(given, name, quick if given.quick else usual)
-    begin_processes(given.quick)
+    if given.quick:
+        spawning.module = multiprocessing.dummy
     return given
-
-
-def begin_processes(quick: bool) -> None:
-    """Choose how processes of a benchmark start: each by itself, or quickly, forked from one that has imported."""
-    if quick and "forkserver" in multiprocessing.get_all_start_methods():
-        multiprocessing.set_forkserver_preload(["torch", "numpy", "zvl.loader"])
-        multiprocessing.set_start_method("forkserver")
-    else:
-        multiprocessing.set_start_method("spawn")
 
 
 def spread(figures: Sequence[float], digits: int = 1) -> str:

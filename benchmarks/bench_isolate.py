@@ -63,8 +63,8 @@ def taking(given: Any) -> dict[str, list[float]]:
     """Milliseconds of `next()` of 100 MB, of one behind a sleep, and of a read of every page, also of torch's own."""
     import torch
 
-    loaders = {name: open_loader(name == "isolated", megabytes=100) for name in NAMES}
-    tensors = [torch.full((100, 1 << 20), value, dtype=torch.uint8) for value in range(3)]
+    loaders = {name: open_loader(name == "isolated", megabytes=given.megabytes) for name in NAMES}
+    tensors = [torch.full((given.megabytes, 1 << 20), value, dtype=torch.uint8) for value in range(3)]
     times: dict[str, list[float]] = {
         "torch": [],
         **{f"{name}{what}": [] for name in NAMES for what in ("", " rested", " read")},
@@ -152,7 +152,8 @@ def main() -> None:
     given = options(
         __doc__,
         turns=(3, 1, "turns of each subject"),
-        batches=(15, 1, "batches of 100 MB in a turn"),
+        batches=(15, 1, "large batches in a turn"),
+        megabytes=(100, 4, "MB of a large batch"),
         steps=(40, 1, "steps of the training loop in a turn"),
         demo=(60, 2, "batches of the demo's pipeline in a turn"),
     )
@@ -169,7 +170,7 @@ def main() -> None:
         "speed_ratio": middle([b / a for a, b in zip(images["threads"], images["isolated"], strict=True)]),
     }
     rows = [
-        ["next() of 100 MB behind work, ms", *(spread(times[name], 3) for name in NAMES), "at most 0.2"],
+        [f"next() of {given.megabytes} MB behind work, ms", *(spread(times[name], 3) for name in NAMES), "at most 0.2"],
         ["the same behind a sleep, ms", *(spread(times[f"{name} rested"], 3) for name in NAMES), ""],
         ["every page read, ms", *(spread(times[f"{name} read"], 3) for name in NAMES), ""],
         ["of a tensor of torch's, ms", spread(times["torch"], 3), "", ""],

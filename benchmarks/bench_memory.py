@@ -11,12 +11,11 @@ and beside the bytes that are stated.
 from __future__ import annotations
 
 import itertools
-import multiprocessing
 import os
 from collections.abc import Callable
 from unittest.mock import patch
 
-from _measure import WORKERS, demo_pipeline, options, report, resident_bytes
+from _measure import WORKERS, demo_pipeline, options, report, resident_bytes, spawning
 
 import zvl
 
@@ -50,7 +49,7 @@ def one_loader(epochs: int, lanes: int, rows: int) -> list[int]:
 def apart(measure: Callable[[int, int, int], list[int]], arenas: str, *args: int) -> list[int]:
     """Run in a fresh process, its malloc with so many arenas ("" for its own choice)."""
     with patch.dict(os.environ, {"MALLOC_ARENA_MAX": arenas} if arenas else {}):
-        pool = multiprocessing.Pool(1)
+        pool = spawning.module.Pool(1)
     with pool:
         return pool.apply(measure, args)
 

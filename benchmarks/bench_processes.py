@@ -21,18 +21,18 @@ RUNNERS = ("threads", "processes")
 LOOP_S = 0.02
 
 
-def images(runner: str) -> Generator[Count]:
+def images(runner: str, workers: int) -> Generator[Count]:
     """The demo's pipeline, one lane."""
-    with demo_pipeline(1).loader(runner=runner, workers=WORKERS) as batches:
+    with demo_pipeline(1).loader(runner=runner, workers=workers) as batches:
         for batch in batches:
             yield Count(len(batch.image_rows), 0)
 
 
-def python(runner: str, rounds: int) -> Generator[Count]:
+def python(runner: str, workers: int, rounds: int) -> Generator[Count]:
     """Samples that cost `rounds` of a loop each, in batches of 4."""
     rows = zvl.from_rows([{"rounds": rounds} for _ in range(256)])
     pipeline = zvl.Pipeline(zvl.Mixture(rows), lanes=1).map(spin).batch(4)
-    with pipeline.loader(runner=runner, workers=WORKERS) as batches:
+    with pipeline.loader(runner=runner, workers=workers) as batches:
         for _ in batches:
             yield Count(4, 0)
 
@@ -56,10 +56,10 @@ def rounds_for(seconds: float) -> int:
     return round(rounds * seconds / min(times))
 
 
-def start_up(runner: str) -> float:
+def start_up(runner: str, workers: int) -> float:
     """Seconds from making a loader to its first batch, with the tokenizer and PyTorch imported already."""
     begun = time.perf_counter()
-    stream = images(runner)
+    stream = images(runner, workers)
     next(stream)
     seconds = time.perf_counter() - begun
     stream.close()
@@ -70,12 +70,13 @@ def main() -> None:
     given = options(
         __doc__,
         repeats=(5, 1, "stretches of each subject"),
+        workers=(WORKERS, 1, "threads or processes"),
         batches=(60, 4, "batches of 4,096 tokens in a stretch"),
         settling=(384, 8, "samples of pure Python before it: made ahead, or while the other subject fills its window"),
         samples=(400, 8, "samples of pure Python in a stretch"),
     )
-    start_up("threads")
-    starts = {runner: start_up(runner) for runner in RUNNERS}
+    start_up("threads", given.workers)
+    starts = {runner: start_up(runner, given.workers) for runner in RUNNERS}
     rounds = rounds_for(LOOP_S)
     kinds: dict[str, tuple[Any, tuple[Any, ...], int, int]] = {
         "images": (images, (), 12, given.batches),
@@ -83,7 +84,7 @@ def main() -> None:
     }
     rows, result = [], {}
     for kind, (make, args, untimed, length) in kinds.items():
-        subjects = [Subject(runner, make, runner, *args) for runner in RUNNERS]
+        subjects = [Subject(runner, make, runner, given.workers, *args) for runner in RUNNERS]
         for _ in range(given.repeats):
             for subject in subjects:
                 subject.run(untimed, length)
@@ -97,7 +98,7 @@ def main() -> None:
             subject.close()
     for runner in RUNNERS:
         result[f"images, {runner}"]["start_s"] = round(starts[runner], 2)
-    title = f"{WORKERS} workers, median (range) of {given.repeats} stretches"
+    title = f"{given.workers} workers, median (range) of {given.repeats} stretches"
     report(title, ["subject", "images or samples/s", "of threads", "first batch, s"], rows, result, given)
 
 

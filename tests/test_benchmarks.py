@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,85 +12,108 @@ import pytest
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 CACHE = os.environ.get("ZVL_CACHE") or str(BENCHMARKS.parent / ".cache/zvl")
+ALL = Path(__file__).parent / "reference/quick_benchmarks.py"
+NAMES = (
+    "auto",
+    "balance",
+    "engine",
+    "fill",
+    "index",
+    "isolate",
+    "memory",
+    "processes",
+    "replay",
+    "scaling",
+    "vlm",
+)
+
+Quick = Callable[[str], Any]
 
 
-def quick(name: str, *options: str) -> Any:
-    """The JSON line of a benchmark's quick run, which ends with it."""
-    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(BENCHMARKS / name), "--json", *options]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=600, env={**os.environ, "ZVL_CACHE": CACHE})
+@pytest.fixture(scope="module")
+def quick(demo_shards: Path, qwen_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Quick:
+    """Gives the JSON line of a benchmark's quick run, which ends with it."""
+    folder = tmp_path_factory.mktemp("benchmarks")
+    command = [sys.executable, "-W", "error::DeprecationWarning:__main__", str(ALL), str(folder)]
+    command += [str(BENCHMARKS / f"bench_{name}.py") for name in NAMES]
+    run = subprocess.run(command, stderr=subprocess.PIPE, text=True, env={**os.environ, "ZVL_CACHE": CACHE})
     assert run.returncode == 0, run.stderr
-    table, _, last = run.stdout.rstrip().rpartition("\n")
-    assert len(table.splitlines()) >= 3, "a title, a head and rows"
-    return json.loads(last)
+
+    def result(name: str) -> Any:
+        table, _, last = (folder / f"bench_{name}").read_text().rstrip().rpartition("\n")
+        assert len(table.splitlines()) >= 3, "a title, a head and rows"
+        return json.loads(last)
+
+    return result
 
 
-@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
-def test_vlm() -> None:
-    result = quick("bench_vlm.py", "--quick")
+def test_vlm(quick: Quick) -> None:
+    result = quick("vlm")
     assert list(result) == ["limit", "zvl, 1 lane", "zvl, 64 lanes"]
     assert result["limit"]["ratio"] == 1.0
     assert all(one["images_per_s"] > 0 and 0.9 < one["fill"] <= 1 and one["peak_mb"] > 100 for one in result.values())
     assert result["zvl, 64 lanes"]["stated_mb"] > result["zvl, 1 lane"]["stated_mb"] > 0
 
 
-def test_engine() -> None:
-    result = quick("bench_engine.py", "--quick")
+def test_engine(quick: Quick) -> None:
+    result = quick("engine")
     assert result.keys() >= {"materialise, 1 lane", "plan, 16 lanes", "no-op, 1 lane"}
     assert all(figure > 0 for figure in result.values())
 
 
-@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
-def test_replay() -> None:
-    result = quick("bench_replay.py", "--quick")
+def test_replay(quick: Quick) -> None:
+    result = quick("replay")
     assert result["images"] > 64, "one to three images in each of 64 samples"
     assert 0 < result["cpu"]["replay_s"] < result["cpu"]["anew_s"]
 
 
-@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
-def test_memory() -> None:
-    result = quick("bench_memory.py", "--quick")
+def test_memory(quick: Quick) -> None:
+    result = quick("memory")
     assert [one["epochs"] for one in result.values()] == [4, 4, 4, 4]
     assert all(one["last_mb"] > 100 for one in result.values())
 
 
-@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
-def test_fill() -> None:
-    result = quick("bench_fill.py", "--quick")
+def test_fill(quick: Quick) -> None:
+    result = quick("fill")
     assert 0.8 < result["fill"] <= 1
     assert result["cost_us"] > 0
 
 
-def test_balance() -> None:
-    result = quick("bench_balance.py", "--quick")
+def test_balance(quick: Quick) -> None:
+    result = quick("balance")
     assert all(
         run["wait"] >= 1 and 0.5 < run["fill"] <= 1 for run in result["none, knapsack"] + result["dataset 64, best_fit"]
     )
     assert all(figure > 0 for figure in result["cost_us"].values())
 
 
-def test_index() -> None:
-    result = quick("bench_index.py", "--quick")
+def test_index(quick: Quick) -> None:
+    result = quick("index")
     assert result.keys() == {"offsets", "headers", "both", "with sidecars", "without"}
     assert all(figure > 0 for figure in result.values())
 
 
-@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
-def test_isolate() -> None:
-    result = quick("bench_isolate.py", "--quick")
+def test_isolate(quick: Quick) -> None:
+    result = quick("isolate")
     assert result["page_ratio"] > 0
     for figure in ("next_ms", "images_per_s"):
         assert all(result[figure][name] > 0 for name in ("threads", "isolated"))
 
 
-@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
-def test_scaling() -> None:
-    result = quick("bench_scaling.py", "--quick")
+def test_scaling(quick: Quick) -> None:
+    result = quick("scaling")
     assert [len(curve["sizes"]) for curve in result.values()] == [2] * 6
     assert all(figures["cost"] > 0 for curve in result.values() for figures in curve["sizes"].values())
 
 
-@pytest.mark.usefixtures("demo_shards", "qwen_tokenizer")
-def test_auto() -> None:
-    result = quick("bench_auto.py", "--quick")
+def test_auto(quick: Quick) -> None:
+    result = quick("auto")
     assert list(result) == ["demo", "reading, 1 lane", "reading, 8 lanes", "tokenizing", "decoding"]
     assert all(settings["auto"] == settings["auto"] | {"of_auto": 1.0} for settings in result.values())
+
+
+def test_processes(quick: Quick) -> None:
+    result = quick("processes")
+    assert list(result) == [f"{what}, {runner}" for what in ("images", "python") for runner in ("threads", "processes")]
+    assert all(one["per_s"] > 0 and one["ratio"] > 0 for one in result.values())
+    assert all(result[f"images, {runner}"]["start_s"] > 0 for runner in ("threads", "processes"))
