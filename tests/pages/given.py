@@ -57,7 +57,8 @@ def pipeline(have: Givens) -> zvl.Pipeline:
 def batch(have: Givens) -> zvl.Batch:
     """The first one of `pipeline`."""
     with have["pipeline"].loader(max_steps=1) as loader:
-        return next(loader)
+        made: zvl.Batch = next(loader)
+        return made
 
 
 def model(_: Givens) -> Any:
