@@ -23,6 +23,7 @@ NAMES = (
     "memory",
     "processes",
     "replay",
+    "runlog",
     "scaling",
     "vlm",
 )
@@ -98,6 +99,13 @@ def test_isolate(quick: Quick) -> None:
     assert result["page_ratio"] > 0
     for figure in ("next_ms", "images_per_s"):
         assert all(result[figure][name] > 0 for name in ("threads", "isolated"))
+
+
+def test_runlog(quick: Quick) -> None:
+    result = quick("runlog")
+    assert list(result) == ["no log", "log", "log alone"]
+    assert all(one["wall_ratio"] > 0 and one["cpu_ratio"] > 0 for one in result.values())
+    assert result["log"]["write_ms_per_batch"] > 0
 
 
 def test_scaling(quick: Quick) -> None:

@@ -59,7 +59,7 @@ class RunLog:
                 log.write(batch)
 
     Write each batch as the loader gave it, before it is moved to a device or changed. With the loader's `hash_images`
-    the workers hash the pixels that they have just made; without it they are hashed here, at four times the cost.
+    the workers hash the pixels that they have made, and `write` takes a quarter of the time that it takes without.
     `pipeline`, if given, is described in the header, so that `zvl diff` can name the fields that differ. Every rank
     needs a file of its own; `zvl run --log run.jsonl` calls them ``run.rank0.jsonl`` and so on.
 

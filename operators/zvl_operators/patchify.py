@@ -69,8 +69,8 @@ class Patchify(SplitMap):
     not be decoded; the first such image counts. Samples that `masked` lists already are not decoded, and their pixels
     are zero. The images of a batch are independent parts.
 
-    Where the batch has `hash_images`, `image_hashes` are the images' `zvl.runlog.pixels_hash`: taken here, while the
-    pixels are in the cache, they cost a quarter of what they do later.
+    Where the batch has `hash_images`, `image_hashes` are the images' `zvl.runlog.pixels_hash`: taken here, so that the
+    trainer's thread has not to wait for them.
 
     Checks the batch's promise: in each row, placeholder tokens = features that the model will compute. A batch without
     `input_ids` makes none.
