@@ -102,8 +102,8 @@ def gone(pid: int) -> bool:
         return True
 
 
-def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
-    """Ask until it is true, for some seconds at most."""
+def eventually(condition: Callable[[], bool], seconds: float = 60.0) -> bool:
+    """Ask until it is true, for some seconds at most: many, since a busy machine is slow, and what hangs hangs."""
     end = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > end:

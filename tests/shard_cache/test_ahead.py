@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -100,7 +101,7 @@ def test_a_reader_waits_for_the_prefetch_of_its_shard(remote: CountedStore, cach
 
 def test_close_ends_what_runs_ahead_and_leaves_nothing_open(remote: CountedStore, cache: Path) -> None:
     (remote.folder / "shard0").write_bytes(bytes(20 * PART_BYTES))
-    before, threads = descriptors(), threading.active_count()
+    before, threads = Counter(descriptors()), set(threading.enumerate())
     gate = Gate(remote.folder, "shard0")
     store = CachedStore(gate, CacheFolder(str(cache), 1000 * SIZE))
     read_all(store, "shard1")
@@ -114,8 +115,8 @@ def test_close_ends_what_runs_ahead_and_leaves_nothing_open(remote: CountedStore
     gate.opened.set()
     closing.join(60)
     assert not closing.is_alive()
-    assert threading.active_count() == threads
-    assert descriptors() == before
+    assert set(threading.enumerate()) <= threads
+    assert Counter(descriptors()) <= before  # less where other tests have left something
     assert len([name for name, _, _ in remote.reads() if name == "shard0"]) < 20
     assert "shard2" not in {name for name, _, _ in remote.reads()}
     assert list(files(cache).values()) == [SIZE]
