@@ -72,9 +72,18 @@ test-wheel: setup
 	rm -rf $(WHEEL)/run/*/zvl_*
 	cd $(WHEEL)/run && ZVL_CACHE=$(abspath .cache/zvl) $(WHEEL)/venv/bin/python -m pytest -q -n auto $(WHEEL_TESTS)
 
-bench: setup
-	$(BIN)/python benchmarks/bench_vlm.py
-	$(BIN)/python benchmarks/bench_codecs.py
+# zvl beside other loaders, in an environment of its own: about 25 minutes on 2 idle CPUs, QUICK=1 shows that it runs.
+BENCH = benchmarks/.venv
+bench: $(BENCH)/.ready
+	$(BENCH)/bin/python benchmarks/compare.py $(if $(QUICK),--quick --out build/bench-quick)
+
+$(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt
+	$(PYTHON) -m venv $(BENCH)
+	$(BENCH)/bin/python -m pip install --quiet --upgrade pip
+	$(BENCH)/bin/python -m pip install --quiet "$(TORCH)"
+	$(BENCH)/bin/python -m pip install --quiet --editable . --requirement benchmarks/requirements.txt
+	$(BENCH)/bin/python -m pip install --quiet --no-deps --upgrade --target $(BENCH)/torchvision "$(TORCHVISION)"
+	@touch $@
 
 clean:
 	rm -rf $(VENV) .cache build dist site
