@@ -86,4 +86,4 @@ $(BENCH)/.ready: pyproject.toml benchmarks/requirements.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) .cache build dist site
+	rm -rf $(VENV) $(BENCH) .cache build dist site
