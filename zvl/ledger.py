@@ -9,6 +9,7 @@ from glob import escape
 from pathlib import Path
 from typing import IO, Any
 
+from zvl import logs
 from zvl.blocklist import BLOCKED
 from zvl.elements import Dropped
 from zvl.errors import RecipeError, ZvlError
@@ -45,6 +46,7 @@ class Ledger:
             self.passed += 1
             self.counts[f"{record.operator}:{record.reason}"] += 1
             if record.bad:
+                _log(record.operator, record.key, record.reason, record.detail, "dropped")
                 self._write(record.operator, record.key, record.reason, sha256=record.sha256, detail=record.detail)
 
     def deliver(self, samples: int, masked: Iterable[tuple[str, ...]]) -> None:
@@ -54,6 +56,7 @@ class Ledger:
             operator = "mask" if reason == BLOCKED else "patchify"
             self.counts[f"{operator}:{reason}"] += 1
             if reason != BLOCKED:
+                _log(operator, key, reason, "", "masked")
                 self._write(operator, key, reason, sha256=sha256)
 
     def check(self) -> None:
@@ -95,6 +98,19 @@ class Ledger:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+def _log(operator: str, key: str, reason: str, detail: str, policy: str) -> None:
+    logs.log(
+        logs.INFO,
+        "bad_sample",
+        f"{operator}: {key} was {policy}: {reason}{': ' if detail else ''}{detail}",
+        operator=operator,
+        dataset=key.partition("/")[0],
+        key=key,
+        reason=reason,
+        policy=policy,
+    )
 
 
 def rank_path(path: Path, dp_rank: int, dp_size: int) -> Path:

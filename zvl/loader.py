@@ -12,6 +12,7 @@ from time import perf_counter
 from types import TracebackType
 from typing import Any, TypeVar
 
+from zvl import logs
 from zvl.batch import Batch
 from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget, nbytes
@@ -34,7 +35,7 @@ from zvl.runners.threads import ThreadRunner
 from zvl.shared.memory import warn_of_memory
 from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, at_least_one, own_lanes, window_size
 from zvl.stalls import Patience, check_seconds, tell, working
-from zvl.waits import COSTS, RANKS, START, Clock, Waits
+from zvl.waits import COSTS, NOT_MADE, RANKS, START, Clock, Waits
 
 __all__ = ["Loader"]
 
@@ -284,7 +285,15 @@ class Loader:
         if self._finished:  # closed from another thread meanwhile
             self.close()
         self._waits.lap(START)
+        self._log_start()
         return self._engine
+
+    def _log_start(self) -> None:
+        step, lanes = self._next_step(), [self.lanes.start, self.lanes.stop - 1]
+        if any(state.batches for state in self._states.values()):
+            logs.log(
+                logs.INFO, "resumed", f"goes on at step {step}, lanes {lanes[0]} to {lanes[1]}", step=step, lanes=lanes
+            )
 
     def _open(self) -> Events:
         """Start what gives the events from this loader's state on."""
@@ -327,12 +336,9 @@ class Loader:
         state = self._states[lane]
         clock = Clock(lane)
         stream = planner.stream(state, self._blocks, clock)
-        return LaneFeed(lane, stream, state, clock, None if self._max_bytes is None else self._weigh)
-
-    def _weigh(self, sample: Sample) -> int:
-        """Bytes of a planned batch and of what it will become."""
-        later: list[Any] = [placed.operator for placed in self.pipeline.operators[self.pipeline.border :]]
-        return nbytes(sample) + sum(int(one.result_bytes(sample)) for one in later if hasattr(one, "result_bytes"))
+        later = [placed.operator for placed in self.pipeline.operators[self.pipeline.border :]]
+        weigh = None if self._max_bytes is None else partial(_weigh, later)  # no method: that would keep us alive
+        return LaneFeed(lane, stream, state, clock, weigh)
 
     def _goes_on(self, event: StepStart) -> bool:
         if self._max_steps is not None and event.step >= self._max_steps:
@@ -347,12 +353,12 @@ class Loader:
         planned = delivery.planned
         assert delivery.future is not None  # `skip` has passed those that are skipped
         sample = self.outlast(delivery.future.result)
-        ready, costs = perf_counter(), sample.pop(COSTS, {})
+        ready, made = perf_counter(), sample.pop(COSTS, NOT_MADE)
         batch = Batch.from_sample(sample, step=delivery.step, lane=planned.lane)
         self._ledger.deliver(sum(map(len, batch.segments)) or int(not planned.blank), batch.masked)
         self._pass(planned)
         batch.state = partial(to_json, self._identity, self._blocks, self._states.copy())
-        self._waits.deliver(batch, planned.plan, costs, ready)
+        self._waits.deliver(batch, planned.plan, made, ready)
         return batch
 
     def _pass(self, planned: Planned) -> None:
@@ -361,3 +367,8 @@ class Loader:
         self._ledger.check()
         before = self._states[planned.lane]
         self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
+
+
+def _weigh(later: Sequence[Any], sample: Sample) -> int:
+    """Bytes of a planned batch and of what those operators will make of it."""
+    return nbytes(sample) + sum(int(one.result_bytes(sample)) for one in later if hasattr(one, "result_bytes"))

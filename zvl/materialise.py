@@ -19,7 +19,7 @@ from zvl.nodes import Node, Watch, run_timed
 from zvl.operator import Sample, SplitMap
 from zvl.protocols import Runner
 from zvl.runners._settle import settle
-from zvl.waits import COSTS, READ, Costs, kind_of
+from zvl.waits import COSTS, READ, Costs, Made, kind_of
 
 __all__ = ["Materialiser"]
 
@@ -68,7 +68,8 @@ class Materialiser:
 
         def fetched(full: Sample) -> None:
             seconds = (perf_counter() - begun) / (sizes.total() or 1)
-            then(full | {COSTS: {(READ, name, ""): seconds * size for name, size in sizes.items()}})
+            costs: Costs = {(READ, name, ""): seconds * size for name, size in sizes.items()}
+            then(full | {COSTS: (begun, costs)})
 
         return fetched
 
@@ -103,7 +104,7 @@ def _hand_on(done: Future[Any], then: Any, task: Future[Any]) -> None:
 
 def finish(nodes: Sequence[Node], sample: Sample) -> Sample:
     """Run a batch through Maps."""
-    sample, costs = _without_costs(sample)
+    sample, begun, costs = _without_costs(sample)
     watch, operator = zvl.nodes.watch, nodes[0].operator if nodes else None
     if watch is not None and isinstance(operator, SplitMap):
         nodes, sample = nodes[1:], _in_parts(nodes[0], operator, sample, watch, costs)
@@ -113,14 +114,15 @@ def finish(nodes: Sequence[Node], sample: Sample) -> Sample:
     assert isinstance(result, dict)  # Maps give exactly one sample
     for node, spent in zip(nodes, seconds, strict=True):
         _add(costs, node, ("", ""), spent)
-    return result | {COSTS: costs}
+    return result | {COSTS: (begun, costs)}
 
 
-def _without_costs(sample: Sample) -> tuple[Sample, Costs]:
-    """What operators get, and what the batch has cost so far."""
+def _without_costs(sample: Sample) -> tuple[Sample, float, Costs]:
+    """What operators get; when work on the batch began; what it has cost so far."""
     if COSTS not in sample:
-        return sample, {}
-    return {name: value for name, value in sample.items() if name != COSTS}, dict(sample[COSTS])
+        return sample, perf_counter(), {}
+    begun, costs = sample[COSTS]
+    return {name: value for name, value in sample.items() if name != COSTS}, begun, dict(costs)
 
 
 def _add(costs: Costs, node: Node, kind: tuple[str, str], seconds: float) -> None:
@@ -152,10 +154,10 @@ class _SplitJob:
     """One batch in the hands of a SplitMap; whoever finishes the last part completes the batch."""
 
     def __init__(
-        self, nodes: Sequence[Node], key: str, state: Any, parts: Sequence[Any], done: Future[Any], costs: Costs
+        self, nodes: Sequence[Node], key: str, state: Any, parts: Sequence[Any], done: Future[Any], made: Made
     ):
         self._node, self._rest = nodes[0], nodes[1:]
-        self._key, self._costs = key, costs
+        self._key, self._made = key, made
         self._state, self._parts, self._done = state, parts, done
         self._outcomes: list[Any] = [None] * len(parts)
         self._seconds = [0.0] * len(parts)
@@ -168,7 +170,7 @@ class _SplitJob:
         node = nodes[0]
         operator = node.operator
         assert isinstance(operator, SplitMap)
-        sample, costs = _without_costs(sample)
+        sample, began, costs = _without_costs(sample)
         key = sample["__key__"]
         begun = perf_counter()
         try:
@@ -178,7 +180,7 @@ class _SplitJob:
             done.set_exception(error)
             return
         _add(costs, node, ("", ""), perf_counter() - begun)
-        job = _SplitJob(nodes, key, state, parts, done, costs)
+        job = _SplitJob(nodes, key, state, parts, done, (began, costs))
         if not parts:
             job._complete()
             return
@@ -225,10 +227,11 @@ class _SplitJob:
         assert isinstance(operator, SplitMap)
         if self._failed is not None:
             raise self._failed[1]
+        node, key, costs = self._node, self._key, self._made[1]
         begun = perf_counter()
-        with self._node.guarding(self._key):
+        with node.guarding(key):
             sample = operator.finish(self._state, self._outcomes)
-        _add(self._costs, self._node, ("", ""), perf_counter() - begun)
+        _add(costs, node, ("", ""), perf_counter() - begun)
         for part, seconds in zip(self._parts, self._seconds, strict=True):
-            _add(self._costs, self._node, kind_of(part), seconds)
-        return finish(self._rest, sample | {"__key__": self._key, COSTS: self._costs})
+            _add(costs, node, kind_of(part), seconds)
+        return finish(self._rest, sample | {"__key__": key, COSTS: self._made})

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
+from zvl import logs
 from zvl.blocklist import BlockList
 from zvl.elements import Dropped, Element, Mark, Waiting, fails_in_place
 from zvl.errors import BadData, OperatorError
@@ -151,6 +152,7 @@ def read_lane(
             pointer = cursor.next()
             if pointer is None:
                 exhausted = True
+                chunks.end()
             elif version and 0 < blocks.since(key := chunks.key(pointer)) <= version:
                 queue.append(blocked_record(key))
             else:
@@ -223,10 +225,22 @@ class _Chunks:
         dataset = self._datasets[place]
         if (stop - start) * dataset.row_bytes > self._ahead.chunk_bytes:
             return self._chunk(pointer, range(row, row + 1))
+        if opened is not None and opened[0][2] != epoch:
+            self._log_pass_end(place, opened[0][2])
         opened = key, self._chunk(pointer, range(start, stop))
         self._open[place] = opened
         self._hint(place, shard)
         return opened[1]
+
+    def end(self) -> None:
+        """The lane has no more rows."""
+        for place, ((_, _, epoch), _) in self._open.items():
+            self._log_pass_end(place, epoch)
+
+    def _log_pass_end(self, place: int, epoch: int) -> None:
+        name, lane = self._names[place], self._clock.lane
+        message = f"lane {lane} has come to the end of pass {epoch} of dataset {name!r}"
+        logs.log(logs.INFO, "pass_ended", message, dataset=name, lane=lane, **{"pass": epoch})
 
     def _chunk(self, pointer: Pointer, rows: range) -> _Chunk:
         dataset = self._datasets[pointer.dataset]

@@ -2,7 +2,8 @@
 
 While `next` waits, what is awaited is the oldest batch that was not delivered yet. Up to the moment at which its plan
 was complete it is being planned; the wait is then shared out by what its lane waited for since its last batch. From
-that moment on it is being made; the wait is shared out by what each operator took for that batch, part by part.
+that moment on it waits for workers, which plan before all else: that goes to the operators that plan. Once work on it
+has begun, the wait is shared out by what each operator took for that batch, part by part.
 Nothing here looks at the order of batches, nor can change it.
 """
 
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = [
     "COSTS",
+    "NOT_MADE",
+    "NO_PLAN",
     "OTHER",
     "RANKS",
     "READ",
     "START",
     "Clock",
     "Costs",
+    "Made",
     "On",
     "Plan",
     "Stage",
@@ -37,8 +41,11 @@ Costs = dict[tuple[str, str, str], float]
 Makeup = dict[tuple[str, str], float]
 """What samples are, by (dataset, "text" or "other"); weights of any sum."""
 
+Made = tuple[float, Costs]
+"""When work on a batch began, by `time.perf_counter`, and what it took."""
+
 COSTS = "__costs__"
-"""The field in which a batch that is being made carries its costs; `Loader` takes it out."""
+"""The field in which a batch that is being made carries its `Made`; `Loader` takes it out."""
 
 READ, PLANNING, START, DELIVERY, RANKS = "read", "planning", "start", "delivery", "ranks"
 """What is no operator: reading rows; the planner's own work; starting; turning arrays into a Batch; other ranks."""
@@ -91,6 +98,8 @@ the planner itself. The Accumulates' shares of that. When the plan was complete,
 processes of a machine share: 0 where it was made in `next` itself."""
 
 NO_PLAN: Plan = {}, {}, 0.0, {}, 0.0
+
+NOT_MADE: Made = 0.0, {}
 
 
 class Clock:
@@ -173,12 +182,14 @@ class Waits:
         self._only = datasets[0] if len(datasets) == 1 else ""
         self._waiting = False
         self._mark = 0.0
-        self._planning = self._making = 0.0
+        self._planning = self._queued = self._making = 0.0
         """Waits that are not shared out yet."""
         self._waited: Costs = {}
         self._busy: dict[str, float] = {}
         self._recent: Makeup = {}
         self._inline: Costs = {}
+        self._planned: Costs = {}
+        """What workers did of late for planning."""
         self._counts = {"batches": 0, "images": 0, "tokens": 0, "loss_tokens": 0}
 
     def begin(self) -> None:
@@ -193,14 +204,14 @@ class Waits:
             _add(self._waited, (operator, OTHER, OTHER), now - self._mark)
             self._mark = now
 
-    def deliver(self, batch: Batch, plan: Plan | None, costs: Costs, ready: float) -> None:
+    def deliver(self, batch: Batch, plan: Plan | None, made: Made, ready: float) -> None:
         """`next` ends with a batch that was there at `ready`, by `time.perf_counter`."""
         counts, segments = self._counts, batch.segments
         counts["batches"] += 1
         counts["images"] += len(batch.image_rows)
         counts["tokens"] += sum([segment[2] - segment[1] for row in segments for segment in row])  # stop - start
         counts["loss_tokens"] += int(batch.get("num_loss_tokens", 0))
-        plan = plan or NO_PLAN
+        plan, (begun, costs) = plan or NO_PLAN, made
         for operator, seconds in plan[1].items():
             self._busy[operator] = self._busy.get(operator, 0.0) + seconds
         for operator, share in plan[3].items():
@@ -208,9 +219,11 @@ class Waits:
         for (operator, _, _), seconds in costs.items():
             _add(self._busy, operator, seconds)
         complete = min(max(self._mark, plan[4]), ready)
+        begun = begun if complete < begun < ready else complete
         self._planning += complete - self._mark
-        self._making += ready - complete
-        if self._planning + self._making > POOLED_S or counts["batches"] % POOLED == 1:
+        self._queued += begun - complete
+        self._making += ready - begun
+        if self._planning + self._queued + self._making > POOLED_S or counts["batches"] % POOLED == 1:
             self._share_out(plan, costs, self._makeup(segments))
         self._mark = ready
         self.lap(DELIVERY)
@@ -221,15 +234,30 @@ class Waits:
         _blend(self._recent, makeup)
         waited = _planning_costs(plan)
         if plan[4]:
+            _blend(self._planned, {(name, "", ""): each for name, each in plan[1].items() if name != READ})
+            if self._counts["batches"] == 1:
+                self._book_start(sum(plan[1].values()) + plan[2])
             self._book(self._planning, waited, self._recent)
-            self._book(self._making, costs, makeup)
+            # Only planning goes before the oldest batch: so much of it as there was.
+            queued = min(self._queued, sum(self._planned.values()))
+            self._book(queued, self._planned, self._recent)
+            self._book(self._making + self._queued - queued, costs, makeup)
         else:  # all was done in `next`, for this batch and for those behind it
             _blend(self._inline, {key: waited.get(key, 0.0) + costs.get(key, 0.0) for key in {**waited, **costs}})
             self._book(self._making, self._inline, self._recent)
-        self._planning = self._making = 0.0
+        self._planning = self._queued = self._making = 0.0
+
+    def _book_start(self, planned: float) -> None:
+        """The first batch waits for workers to start, as far as that is not what planning took."""
+        started = max(0.0, self._planning - planned) + self._queued
+        self._planning, self._queued = min(self._planning, planned), 0.0
+        if started:
+            _add(self._waited, (START, OTHER, OTHER), started)
 
     def _book(self, seconds: float, costs: Costs, makeup: Makeup) -> None:
         """Share out a wait by what was done meanwhile; what belongs to no sample, by what the samples are."""
+        if seconds <= 0.0:
+            return
         total = sum(costs.values())
         if total <= 0.0:
             costs, total = {(PLANNING, OTHER, OTHER): 1.0}, 1.0
@@ -238,7 +266,7 @@ class Waits:
             if size:
                 _add(self._waited, (operator, dataset or OTHER, size), share)
                 continue
-            kinds = [kind for kind in makeup if dataset in ("", kind[0])] or [(dataset, OTHER)]
+            kinds = [kind for kind in makeup if dataset in ("", kind[0])] or [(dataset or self._only or OTHER, OTHER)]
             parts = _shared(share, [makeup.get(kind, 1.0) for kind in kinds])
             for kind, part in zip(kinds, parts, strict=True):
                 _add(self._waited, (operator, *kind), part)
@@ -250,7 +278,7 @@ class Waits:
         for key, start, stop, first_image, last_image in self._some(found):
             kind = self._only or key.partition("/")[0], OTHER if last_image > first_image else TEXT
             _add(tokens, kind, float(stop - start) or 1.0)
-        return tokens or {(self._only or OTHER, OTHER): 1.0}
+        return tokens
 
     def _some(self, items: Sequence[Any]) -> Sequence[Any]:
         count = len(items)
@@ -262,8 +290,6 @@ class Waits:
     def stats(self) -> dict[str, Any]:
         """The part of `loader.stats()` that this class knows; may be called from any thread."""
         waited, busy = self._waited.copy(), self._busy.copy()
-        if (pooled := self._planning + self._making) > 0.0:
-            _add(waited, (PLANNING, OTHER, OTHER), pooled)
         total = sum(waited.values())
         seconds = {axis: _along(waited, place) for place, axis in enumerate(("operator", "dataset", "size"))}
         percent = {
@@ -272,7 +298,7 @@ class Waits:
         }
         return {
             **self._counts,
-            "waited_s": total,
+            "waited_s": total + self._planning + self._queued + self._making,
             "waited_for_s": seconds,
             "waited_for_percent": percent,
             "busy_s": busy,
@@ -289,7 +315,8 @@ def _planning_costs(plan: Plan) -> Costs:
             _add(costs, (operator, dataset, ""), part)
     for operator, share in shares.items():
         _add(costs, (operator, "", ""), own * share)
-    _add(costs, (PLANNING, "", ""), own * (1.0 - sum(shares.values())))
+    if own:
+        _add(costs, (PLANNING, "", ""), own * (1.0 - sum(shares.values())))
     return costs
 
 

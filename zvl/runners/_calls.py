@@ -95,6 +95,12 @@ class Call:
             else:
                 self.future.set_exception(error)
 
+    def named(self) -> tuple[str, str]:
+        """(operators, key) of what it does."""
+        nodes = [one for arg in self.args if isinstance(arg, tuple) for one in arg if isinstance(one, Node)]
+        keys = [str(sample.get("__key__", "")) for sample in self.samples()]
+        return "+".join(node.name for node in nodes), keys[0] if keys else ""
+
     def samples(self) -> list[Any]:
         """The samples among its arguments."""
         found = [one for arg in self.args for one in (arg if isinstance(arg, list) else [arg])]

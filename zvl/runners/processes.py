@@ -22,6 +22,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
+from zvl import logs
 from zvl.errors import ZvlError
 from zvl.runners._calls import DEATHS, DEPTH, OVERTIMES, STARTS, Call, Known, given_up
 from zvl.runners._progress import Progress
@@ -88,6 +89,10 @@ class ProcessRunner:
             self._put_end()
             return None
         return call
+
+    def at_work(self) -> list[tuple[str, str]]:
+        """(operator, key) of what each worker does that is busy."""
+        return [work for keeper in self._keepers if any(work := keeper.at_work())]
 
     def _put_end(self) -> None:
         """What wakes a keeper that waits."""
@@ -157,7 +162,9 @@ class _Keeper:
 
     def __init__(self, pool: ProcessRunner, number: int) -> None:
         self._pool = pool
+        self._number = number
         self._child: Child | None = None
+        self._worker: _Worker | None = None
         self._calls: deque[Call] = deque()
         """Not answered yet; the worker has them, the first one runs."""
         self.thread = threading.Thread(target=self._keep, name=f"zvl-keeper-{number}", daemon=True)
@@ -183,6 +190,7 @@ class _Keeper:
             try:
                 worker = _Worker(self._pool.setup, self._began)
                 starts = 0
+                self._worker = worker
                 self._feed(worker)
             except ConnectionError as error:
                 starts += 1
@@ -192,7 +200,27 @@ class _Keeper:
                 child, self._child = self._child, None
                 if child is not None:
                     child.kill()
-            self._pool.restarts += not self._pool.closing
+            if not self._pool.closing:
+                self._pool.restarts += 1
+                self._log_restart()
+            self._worker = None
+
+    def at_work(self) -> tuple[str, str]:
+        """(operator, key) of what its worker does; two empty strings for nothing."""
+        worker = self._worker
+        return ("", "") if worker is None else worker.progress.read()
+
+    def _log_restart(self) -> None:
+        operator, key = self.at_work()
+        busy = f" while {operator or 'an operator'} was at {key}" if key else ""
+        logs.log(
+            logs.WARNING,
+            "worker_restarted",
+            f"worker process {self._number} ended{busy}, and is replaced",
+            worker=self._number,
+            operator=operator,
+            key=key,
+        )
 
     def _began(self, child: Child) -> None:
         self._child = child

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from zvl import logs
 from zvl.errors import RecipeError, ZvlError
 from zvl.nodes import Node
 from zvl.runners._calls import DEATHS, DEPTH, OVERTIMES, STARTS, Call, Known, given_up
@@ -123,6 +124,11 @@ class RayRunner:
             self._events.put(partial(self._queue, task))
         return future
 
+    def at_work(self) -> list[tuple[str, str]]:
+        """(operator, key) of the first call of each actor: the operators and the batch, for more only it knows."""
+        calls = [actor.tasks[0].call for actor in [*self._actors] if actor.tasks]
+        return [call.named() for call in calls]
+
     def close(self) -> None:
         """Kill the actors; calls that are not done are cancelled. Shuts Ray down if it was started for this."""
         self._closing = True
@@ -216,6 +222,7 @@ class RayRunner:
         self._kill(actor)
         self._actors.remove(actor)
         self.restarts += 1
+        logs.log(logs.WARNING, "worker_restarted", f"a Ray actor ended, and is replaced (the {self.restarts}. so far)")
         if not any(other.ready for other in self._actors):
             self._alone_since = time.monotonic()
         self._start_actor()

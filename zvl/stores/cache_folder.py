@@ -21,6 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
+from zvl import logs
 from zvl.errors import StorageError
 
 __all__ = ["DEFAULT_LIMIT", "CacheFolder"]
@@ -153,6 +154,8 @@ class CacheFolder:
             if victim is not None:
                 held -= victim.size
                 os.unlink(self.file(victim.name))
+                message = f"{victim.name}.shard, {victim.size:,} bytes, left the shard cache {self.path} for another"
+                logs.log(logs.INFO, "cache_evicted", message, path=self.file(victim.name), bytes=victim.size)
             elif parts:
                 return self.file(parts[0].name, part=True)
             else:

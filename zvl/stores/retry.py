@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from zvl import logs
 from zvl.errors import StorageError
 from zvl.hashing import hash_ints, hash_text
 
@@ -55,6 +56,8 @@ def persist(call: Callable[[], T], what: str, patience: Patience) -> T:
         except Passing as failure:
             pause = patience.pause(attempt, what)
             if attempt < patience.attempts and time.monotonic() - began + pause < patience.total:
+                message = f"cannot {what}: {failure}; try {attempt + 1} comes in {pause:.1f} s"
+                logs.log(logs.WARNING, "store_retry", message, attempt=attempt, seconds=round(pause, 3))
                 time.sleep(pause)
                 continue
             raise StorageError(
