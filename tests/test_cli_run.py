@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner, Result
 
+from zvl import logs
 from zvl.cli import app
+from zvl.cli.output import console, warnings_shown
 from zvl.cli.states import load_states, save_state
 from zvl.errors import StateError
 from zvl.recipe import load_recipe
@@ -161,3 +164,22 @@ def test_a_failed_save_leaves_the_old_state(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(StateError, match=r"cannot write the state to .*folder: Is a directory"):
         save_state({"a": 1}, tmp_path / "folder")
+
+
+def test_what_was_waited_for_is_said(recipe: Path) -> None:
+    result = zvl("run", recipe, "--steps", "3")
+    waits = result.stdout[result.stdout.index("waits ") :]
+    assert re.search(r"^waits +(\S+ \d+ %(, )?)+ *$", waits, re.MULTILINE), waits
+    assert re.search(r"^ +by dataset: ", waits, re.MULTILINE), waits
+    assert re.search(r"^ +by megapixels: ", waits, re.MULTILINE), waits
+    percent = json.loads(zvl("run", recipe, "--steps", "3", "--json").stdout)["waited_for_percent"]
+    assert percent.keys() == {"operator", "dataset", "size"}
+    assert 99 < sum(percent["operator"].values()) < 101
+
+
+def test_warnings_are_shown_while_it_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with warnings_shown(console(stderr=True)):
+        logs.log(logs.WARNING, "stall", "the trainer has waited [10] s")
+        logs.log(logs.INFO, "pass_ended", "not that")
+    logs.log(logs.WARNING, "stall", "nor this")
+    assert capsys.readouterr().err == "warning: the trainer has waited [10] s\n"

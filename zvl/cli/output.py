@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["INTERRUPTED", "columns", "console", "progress", "say", "say_error"]
+__all__ = ["INTERRUPTED", "columns", "console", "progress", "say", "say_error", "warnings_shown"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -75,3 +76,19 @@ def progress() -> Iterator[Progress]:
     )
     with bars:
         yield bars
+
+
+@contextmanager
+def warnings_shown(screen: Console) -> Iterator[None]:
+    """What the logger "zvl" warns of, such as a stall, goes to the screen, above the progress bar."""
+
+    class Lines(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            screen.print(f"{record.levelname.lower()}: {record.getMessage()}", soft_wrap=True)
+
+    handler = Lines(logging.WARNING)
+    logging.getLogger("zvl").addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger("zvl").removeHandler(handler)

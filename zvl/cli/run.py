@@ -13,7 +13,7 @@ import typer
 
 from zvl.cli.arguments import RUNNERS, Recipe, Workers
 from zvl.cli.meter import Meter
-from zvl.cli.output import INTERRUPTED, columns, console, progress
+from zvl.cli.output import INTERRUPTED, columns, console, progress, warnings_shown
 from zvl.cli.states import load_states, save_state
 
 if TYPE_CHECKING:
@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from zvl.runlog import RunLog
 
 __all__ = ["run"]
+
+STALL_WARNING_S = 10.0
+"""Seconds without a batch after which somebody who watches wants to know why."""
 
 
 def run(
@@ -94,6 +97,7 @@ def run(
         max_steps=steps,
         isolate=isolate,
         hash_images=log is not None,
+        stall_warning_s=STALL_WARNING_S,
     ) as loader:
         if resume:
             states = load_states(resume)
@@ -142,7 +146,7 @@ def _deliver(loader: Loader, saver: Saver, steps: int | None, log: RunLog | None
     """Take every batch. The flag says that Ctrl-C came."""
     meter = Meter()
     try:
-        with progress() as bars:
+        with progress() as bars, warnings_shown(bars.console):
             task = bars.add_task("starting", total=steps, note="")
             for batch in loader:
                 meter.add(batch)
@@ -172,6 +176,10 @@ def _summary(meter: Meter, loader: Loader, saver: Saver, interrupted: bool) -> d
         "first_batch_s": round(meter.first_batch_s, 3),
         "seconds": round(meter.seconds, 3),
         "waited_s": round(stats["waited_s"], 3),
+        "waited_for_percent": {
+            axis: {name: round(each, 1) for name, each in names.items()}
+            for axis, names in stats["waited_for_percent"].items()
+        },
         "dropped": stats["dropped"],
         "checkpoint": None if saver.path is None else str(saver.path),
         "checkpoint_step": saver.saved,
@@ -215,4 +223,14 @@ def _delivered(summary: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("fill", f"{summary['fill']:.4f} of all places"))
     seconds = f"{summary['seconds']:.1f} s, the first batch after {summary['first_batch_s']:.1f} s"
     lines.append(("time", f"{seconds}; the consumer waited {summary['waited_s']:.1f} s"))
+    return lines + _waits(summary["waited_for_percent"])
+
+
+def _waits(percent: Mapping[str, Mapping[str, float]]) -> list[tuple[str, str]]:
+    """What was waited for, without what is less than a hundredth."""
+    lines = []
+    for axis, words in (("operator", ""), ("dataset", "by dataset: "), ("size", "by megapixels: ")):
+        said = ", ".join(f"{name} {each:.0f} %" for name, each in percent[axis].items() if each >= 1)
+        if said:
+            lines.append(("" if words else "waits", words + said))
     return lines
