@@ -31,7 +31,7 @@ experiment: setup
 	$(BIN)/python -m elastic_training.experiment
 
 test: setup
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist worksteal
 
 # The site of docs/, in site/. The pages' code is run by tests/test_docs.py.
 docs: setup

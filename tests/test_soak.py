@@ -16,12 +16,15 @@ from soak.sparing import Sparing
 from soak.steady import WAYS, grown
 from soak.trainer import Got
 
+PATIENT = {"ZVL_SOAK_PATIENCE": "60"}
+"""Other tests run beside these: only what hangs is to fail."""
+
 
 def soak(program: str, *arguments: str) -> str:
     """What a Python prints that has the soak tests; a process of its own, since it starts others that stay with it."""
     path = os.pathsep.join([str(Path(__file__).parent), *filter(None, sys.path)])
     command = [sys.executable, *program.split(maxsplit=1), *arguments]
-    ran = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+    ran = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path, **PATIENT})
     assert ran.returncode == 0, ran.stdout + ran.stderr[-3000:]
     return ran.stdout
 

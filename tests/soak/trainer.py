@@ -14,7 +14,7 @@ import zvl
 from soak.pipelines import pipeline
 from zvl.digest import batch_digest
 
-__all__ = ["MARK", "SIZE", "Got", "Life", "passes_of", "train"]
+__all__ = ["MARK", "SIZE", "Got", "Life", "passes_of", "patience_s", "train"]
 
 MARK = "ZVL_SOAK_MARK"
 """An environment variable of everything that a trainer starts."""
@@ -22,7 +22,13 @@ MARK = "ZVL_SOAK_MARK"
 SIZE = {"kilobytes": 64, "rounds": 100}
 """Of `Make`: some 10 ms a batch."""
 
-PATIENCE = timedelta(seconds=30)
+
+def patience_s() -> float:
+    """Seconds without news that count as a hang; more where ZVL_SOAK_PATIENCE says so, as tests beside others do."""
+    return float(os.environ.get("ZVL_SOAK_PATIENCE", "10"))
+
+
+PATIENCE = timedelta(seconds=3 * patience_s())
 """Of ranks for each other: three times what counts as a hang."""
 
 

@@ -7,11 +7,11 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
 from soak import fresh
-from soak.trainer import Got, Life, train
+from soak.trainer import Got, Life, patience_s, train
 
 __all__ = ["HANG_S", "Trainers"]
 
-HANG_S = 10.0
+HANG_S = patience_s()
 """As long may nothing happen: no batch, and, after a death that ends a run, no end."""
 
 START_S = 90.0
