@@ -39,8 +39,10 @@ SAMPLES = [tokens(number) for number in range(13)]
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No other process, which takes a second each time: for what other checks must find."""
+    """For what other checks must find: no other process, which takes a second each time, and little patience with
+    operators that drop everything."""
     monkeypatch.setattr(zvl.testing.operators, "run_elsewhere", run)
+    monkeypatch.setattr("zvl.planning._patience", lambda pipeline: 50)
 
 
 @pytest.mark.parametrize(
