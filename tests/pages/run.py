@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import tomllib
 from contextlib import ExitStack
@@ -37,6 +38,9 @@ def run_page(page: str, world: World, patch: pytest.MonkeyPatch) -> list[Block]:
     """Run the page in the folder of `world`. The blocks that are marked as not run."""
     found = blocks(page)
     with ExitStack() as stack:
+        logger = logging.getLogger("zvl")
+        patch.setattr(logger, "handlers", list(logger.handlers))
+        stack.callback(logger.setLevel, logger.level)
         running = _Page(world, patch, Givens(stack, patch))
         for block in found:
             if not block.not_run:
