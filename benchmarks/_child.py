@@ -19,7 +19,7 @@ from typing import Any
 
 import _measure  # noqa: F401  sets what every subject has alike, before anything else is imported
 from _tree import cpu_s, memory
-from peers import Stream, Task
+from peers import Count, Stream, Task
 
 from zvl.runners._native import give_back_memory
 
@@ -53,15 +53,9 @@ def visit(
     counts = [stream.count(stream.next())]
     first_s = time.perf_counter() - begun
     time.sleep(rest_s)
-    taken = 0
-    while taken < untimed:
-        counts.append(stream.count(stream.next()))
-        taken += weight(counts[-1])
+    take(stream, counts, untimed)
     at, cpu, clock = len(counts), cpu_s(os.getpid()), time.perf_counter()
-    taken = 0
-    while taken < timed:
-        counts.append(stream.count(stream.next()))
-        taken += weight(counts[-1])
+    take(stream, counts, timed)
     wall, cpu = time.perf_counter() - clock, cpu_s(os.getpid()) - cpu
     time.sleep(rest_s)
     close(stream)
@@ -74,6 +68,15 @@ def visit(
         **dict(zip(("images", "tokens", "slots", "patches", "samples"), sums, strict=True)),
         "imbalance": imbalance([one.patches for one in counts]),
     }
+
+
+def take(stream: Stream, counts: list[Count], samples: int) -> None:
+    """At least so many, and on to a place where timing may begin or end; 30 batches more where there is none."""
+    taken = over = 0
+    while taken < samples or (over < 30 and not stream.aligned()):
+        over += taken >= samples
+        counts.append(stream.count(stream.next()))
+        taken += weight(counts[-1])
 
 
 def weight(count: Any) -> int:

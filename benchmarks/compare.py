@@ -115,7 +115,9 @@ class Run:
 
 def samples(run: Run, subject: Subject) -> int:
     """Of a visit: as many as take a few seconds."""
-    return run.given.samples if subject.column == "kernels" else max(8, run.given.samples // 5)
+    if subject.column == "kernels" or run.given.quick:
+        return run.given.samples
+    return max(subject.least, run.given.samples // 4)
 
 
 def tune(run: Run) -> None:
@@ -327,7 +329,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--out", default=str(HERE / "results" / time.strftime("%Y-%m-%d-cpu")))
     given = parser.parse_args()
     given.repeats = given.repeats or (1 if given.quick else 5)
-    given.samples = given.samples or (48 if given.quick else 1000)
+    given.samples = given.samples or (24 if given.quick else 1000)
     return given
 
 

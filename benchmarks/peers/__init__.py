@@ -58,6 +58,10 @@ class Stream:
 
         return np.asarray(batch["input_ids"]).tobytes()
 
+    def aligned(self) -> bool:
+        """Whether timing may begin and end here; not amid rows that were finished all at once."""
+        return True
+
     def save(self) -> Any:
         """The state after the batch last given, as the loader's own interface gives it."""
         return None
@@ -99,6 +103,9 @@ class Subject:
     tasks: tuple[str, ...] = ("photos", "mixture")
     settle: int = 100
     """Samples taken before timing: more than it may have ready when its first batch comes."""
+
+    least: int = 0
+    """The fewest samples to time: for those that give many rows at once, then none for long."""
 
     @property
     def label(self) -> str:
@@ -193,7 +200,7 @@ SUBJECTS = (
     ),
     Subject("torch DataLoader", "torch", "written", grid(backend=BACKENDS, workers=(2,), prefetch=(2,)), ("photos",)),
     Subject("webdataset", "webdataset", "written", grid(backend=BACKENDS, workers=(2,)), ("photos",)),
-    Subject("energon", "energon", "written", grid(backend=BACKENDS, workers=(2,)), ("photos",)),
+    Subject("energon", "energon", "written", grid(backend=BACKENDS, workers=(2,)), ("photos",), settle=128, least=640),
     Subject("spdl", "spdl", "written", grid(backend=BACKENDS, threads=(2,)), ("photos",)),
 )
 

@@ -80,6 +80,10 @@ class GrainStream(Stream):
             len(grid), int((segments > 0).sum()), segments.size, int(grid.prod(-1).sum()), int(segments.max(initial=0))
         )
 
+    def aligned(self) -> bool:
+        """Behind the last row of a packed group: its rows are finished together."""
+        return all(row == 0 for row in next_rows(self.save()))
+
     def save(self) -> Any:
         return self.batches.get_state()  # type: ignore[attr-defined]
 
@@ -104,6 +108,19 @@ def parents(state: Any) -> Iterator[Any]:
     elif isinstance(state, list | tuple):
         for value in state:
             yield from parents(value)
+
+
+def next_rows(state: Any) -> Iterator[int]:
+    """How many rows of its group each packer in a state has given; 0 at a group's end."""
+    if isinstance(state, dict):
+        if "next_row" in state:
+            yield state["next_row"]
+        else:
+            for value in state.values():
+                yield from next_rows(value)
+    elif isinstance(state, list | tuple):
+        for value in state:
+            yield from next_rows(value)
 
 
 def start(task: Task, column: Column, setting: dict[str, Any], state: Any = None) -> Stream:
