@@ -243,7 +243,8 @@ def test_a_sample_that_kills_three_workers_stops_the_run_by_name(tmp_path: Path)
 
 def test_too_slow_twice_stops_the_run_by_name(tmp_path: Path, pool: Callable[..., Any]) -> None:
     runner, nodes = pool(ops.Trap(), timeout_s=5.0)
-    ray.get(runner._find_notary().read.remote(0))  # it is there: its start would count as time of the second call
+    assert eventually(lambda: runner._notary is not None), "it starts before the first call that it is needed for"
+    ray.get(runner._notary.read.remote(0))
     slow = {"trap": (str(tmp_path), 9, "sleep")}
     with pytest.raises(OperatorError) as caught:
         runner.submit(0, run_nodes, nodes, [sample(n, **(slow if n == 2 else {})) for n in range(4)]).result(60)

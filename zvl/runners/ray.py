@@ -153,6 +153,8 @@ class RayRunner:
         self._pixels = pixels_of(self.known.values)
         for _ in range(self.workers):
             self._start_actor()
+        if self.timeout_s is not None:
+            self._find_notary()  # its start must not count as a call's time
         while not self._closing:
             waits = self.timeout_s is not None or not any(actor.ready for actor in self._actors)
             with suppress(queue.Empty):
