@@ -158,6 +158,7 @@ class Engine:
         blank: Callable[[int], Sample],
         *,
         window: int,
+        reach: int,
         batches_per_step: int,
         first_step: int,
         finite: bool,
@@ -173,6 +174,7 @@ class Engine:
         self._window = window
         self._ahead = max(1, -(-window // len(feeds)))
         self._per_step = batches_per_step
+        self._reach = reach
         self._able: list[tuple[int, int, LaneFeed]] = []
         """Lanes that may plan: a heap of (step of the next batch they plan, lane, feed). Most lanes wait or are full,
         so that looking at each in turn would cost more the more there are."""
@@ -279,13 +281,21 @@ class Engine:
     def _pump(self) -> bool:
         """One piece of work; False when there is nothing to do until an event comes."""
         dispatched = self._dispatch()
-        if not self._able or not self._has_room(self._able[0][2]):
+        if not self._able or not self._near(*self._able[0]) or not self._has_room(self._able[0][2]):
             return dispatched
         _, _, feed = heapq.heappop(self._able)
         feed.queued = False
         self._await(feed, feed.advance())
         self._enable(feed)
         return True
+
+    def _near(self, step: int, lane: int, feed: LaneFeed) -> bool:
+        """Whether that lane's turn comes so soon that it should plan its next batch now. If all of many lanes planned
+        at once, the first batch would wait for all of them, and a batch of each would lie in memory."""
+        due = self._feeds[self._turn]
+        turns = (step - self._step) * len(self._feeds) + lane - due.lane
+        # Whether a step has data may hang on its last lane.
+        return turns < self._reach or (due.ended and not self._announced)
 
     def _has_room(self, feed: LaneFeed) -> bool:
         """Whether that lane may plan another batch: below the cap, or since the trainer would wait for ever."""

@@ -321,6 +321,7 @@ class Loader:
             materialiser,
             pipeline.blank,
             window=window,
+            reach=max(window, 2 * workers),
             batches_per_step=pipeline.batches_per_step,
             first_step=self._step,
             finite=pipeline.source.finite,
