@@ -20,12 +20,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from _measure import Clock, Lap, demo_pipeline, demo_processor, options, report, spread
-from bench_scaling import Numbers, jpeg, same
+from bench_scaling import Numbers, chats, jpeg, same
 
 import zvl
 
 LATENCY_S = 0.1
-WORDS = ["apple", "bridge", "candle", "dragon", "engine", "forest", "garden", "harbour", "island", "jungle", "kettle"]
 
 
 class Far(Numbers):
@@ -41,11 +40,7 @@ def reading(lanes: int) -> zvl.Pipeline:
 
 
 def tokenizing(parallelism: Any = "auto") -> zvl.Pipeline:
-    text = [" ".join(WORDS[(n * step) % len(WORDS)] for step in range(60)) for n in range(1, 513)]
-    chats = [[{"role": "user", "content": one}, {"role": "assistant", "content": one}] for one in text]
-    source = zvl.Mixture({"chats": zvl.from_rows([{"messages": chat} for chat in chats])}, seed=17)
-    pipeline = zvl.Pipeline(source, lanes=1).tokenize_chat(demo_processor(), parallelism=parallelism)
-    return pipeline.pack(max_tokens=4096).batch(1)
+    return chats(lanes=1, parallelism=parallelism)
 
 
 def decoding() -> zvl.Pipeline:

@@ -52,7 +52,7 @@ def sleeping(before: bool, lanes: int, batches: int) -> float:
     pipeline = zvl.Pipeline(source(), lanes=lanes)
     pipeline = pipeline.map(nap, parallelism=WORKERS).batch(4) if before else pipeline.batch(4).map(nap)
     naps = batches * (4 if before else 1)
-    return naps * NAP_S / WORKERS / run(pipeline, WORKERS, batches // 4, batches).wall
+    return naps * NAP_S / WORKERS / run(pipeline, WORKERS, batches // 2, batches).wall
 
 
 def noop_us(batches: int, lanes: int, kind: str) -> float:

@@ -3,7 +3,8 @@
     python benchmarks/bench_scaling.py [--json] [--part N]
 
 1. workers: from_rows, batch(4), a map that sleeps 50 ms, 1 to 128 workers; of the ideal, and CPU a batch.
-2. lanes: 1 to 128 on one rank, for a map that returns its sample behind batch(64), and for shuffle(64) and pack.
+2. lanes: 1 to 128 on one rank, for a map that returns its sample and batch(64); for shuffle(64) and pack of arrays of
+   400 tokens; and for chats that are tokenized and packed.
 3. rows: a dataset of 10**3 to 10**9 rows that are made when they are read; also the time to open, to the first batch,
    to the first batch of a resumed run, and the memory that all this takes beyond imports.
 4. packs: 1 to 200 samples a pack of 8,192 tokens, numbers instead of text.
@@ -40,6 +41,11 @@ SHARD_ROWS = 1000
 PACK_TOKENS = 8192
 LANES = 8
 """In part 3."""
+
+WORDS = ["apple", "bridge", "candle", "dragon", "engine", "forest", "garden", "harbour", "island", "jungle", "kettle"]
+
+INTERVAL = 512
+"""Rows between two flush marks, in part 2."""
 
 Figures = dict[str, float]
 
@@ -113,23 +119,47 @@ def workers(count: int, naps: int) -> Figures:
     return {"cost": each * 1e3, "of ideal": NAP_S / each, "CPU us a batch": cost.cpu / (naps * count) * 1e6}
 
 
-def lanes_noop(lanes: int, batches: int) -> Figures:
-    return lanes_of(zvl.Pipeline(numbers(), lanes=lanes).map(same).batch(BATCH), batches, rows=BATCH)
+def lanes_noop(lanes: int, samples: int) -> Figures:
+    return lanes_of(zvl.Pipeline(numbers(), lanes=lanes, flush_every=INTERVAL).map(same).batch(BATCH), samples)
 
 
-def lanes_pack(lanes: int, batches: int) -> Figures:
-    draw = Draw(PACK_TOKENS // 20)
-    pipeline = zvl.Pipeline(numbers(), lanes=lanes).map(draw).shuffle(64).pack(max_tokens=PACK_TOKENS).batch(1)
-    return lanes_of(pipeline, batches, rows=0)
+def lanes_pack(lanes: int, samples: int) -> Figures:
+    drawn = zvl.Pipeline(numbers(), lanes=lanes, flush_every=INTERVAL).map(Draw(PACK_TOKENS // 20))
+    return lanes_of(drawn.shuffle(64).pack(max_tokens=PACK_TOKENS).batch(1), samples)
 
 
-def lanes_of(pipeline: zvl.Pipeline, batches: int, rows: int) -> Figures:
-    """CPU microseconds a sample, once every lane is under way."""
+def lanes_chats(lanes: int, samples: int) -> Figures:
+    return lanes_of(chats(lanes), samples // 4)
+
+
+def chats(lanes: int, parallelism: Any = "auto") -> zvl.Pipeline:
+    """Chats of about 150 tokens, packed; no images."""
+    text = [" ".join(WORDS[n * step % len(WORDS)] for step in range(60)) for n in range(1, 513)]
+    turns = [[{"role": "user", "content": one}, {"role": "assistant", "content": one}] for one in text]
+    source = zvl.Mixture({"chats": zvl.from_rows([{"messages": chat} for chat in turns])}, seed=17)
+    pipeline = zvl.Pipeline(source, lanes=lanes, flush_every=INTERVAL)
+    return pipeline.tokenize_chat(demo_processor(), parallelism=parallelism).pack(max_tokens=4096).batch(1)
+
+
+def lanes_of(pipeline: zvl.Pipeline, samples: int) -> Figures:
+    """CPU microseconds a sample, once every lane is under way.
+
+    Lanes are in step: all read and flush at the same time. So the stretch is whole intervals of each of them.
+    """
+    intervals = -(-samples // (pipeline.lanes * INTERVAL))
     with pipeline.loader(workers=2) as loader:
-        for _ in range(4 * pipeline.lanes):
-            next(loader)
-        cost = stretch(loader, max(batches, 4 * pipeline.lanes), rows)
+        take(loader, 128 * pipeline.lanes)
+        cost = take(loader, intervals * pipeline.lanes * INTERVAL)
     return {"cost": cost.cpu / cost.samples * 1e6, "wall us": cost.wall / cost.samples * 1e6}
+
+
+def take(loader: Any, samples: int) -> Cost:
+    """Take batches until they have so many samples."""
+    clock, found = Clock(), 0
+    while found < samples:
+        found += sum(map(len, next(loader).segments))
+    lap = clock.stop()
+    return Cost(lap.wall, lap.cpu, found)
 
 
 def numbers(rows: int = 10**6) -> zvl.Mixture:
@@ -147,7 +177,7 @@ def rows(count: int, batches: int) -> Figures:
 def rows_here(count: int, batches: int) -> Figures:
     import torch  # noqa: F401  an import, not this dataset's cost
 
-    lanes_noop(1, 2)  # whatever is imported at first use
+    lanes_noop(1, 64)  # whatever is imported at first use
     before, clock = resident_bytes(), Clock()
     pipeline = zvl.Pipeline(numbers(count), lanes=LANES).map(same).batch(BATCH)
     opened = clock.stop()
@@ -246,8 +276,9 @@ class Part:
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 PARTS = (
     Part("workers that sleep", "ms of a worker a batch", POWERS, (1, 4), workers, (20, 2), 1),
-    Part("lanes, no-op", "CPU us a sample", POWERS, (1, 8), lanes_noop, (1000, 8), 2),
-    Part("lanes, shuffle and pack", "CPU us a sample", POWERS, (1, 8), lanes_pack, (500, 8), 2),
+    Part("lanes, no-op", "CPU us a sample", POWERS, (1, 8), lanes_noop, (64_000, 1000), 2),
+    Part("lanes, shuffle and pack", "CPU us a sample", POWERS, (1, 8), lanes_pack, (64_000, 1000), 2),
+    Part("lanes, chats", "CPU us a sample", POWERS, (1, 8), lanes_chats, (64_000, 1000), 2),
     Part("rows", "CPU us a sample", [10**n for n in range(3, 10)], (10**3, 10**6), rows, (1000, 8), 3),
     Part("samples a pack", "CPU us a sample", (1, 2, 5, 10, 20, 50, 100, 200), (1, 50), packs, (20_000, 50), 4),
     Part("megapixels", "CPU ms a megapixel", (0.1, 0.3, 1, 3, 10, 25, 50), (0.1, 0.5), images, (2, 0), 5),

@@ -110,7 +110,7 @@ def test_runlog(quick: Quick) -> None:
 
 def test_scaling(quick: Quick) -> None:
     result = quick("scaling")
-    assert [len(curve["sizes"]) for curve in result.values()] == [2] * 6
+    assert [len(curve["sizes"]) for curve in result.values()] == [2] * 7
     assert all(figures["cost"] > 0 for curve in result.values() for figures in curve["sizes"].values())
 
 
