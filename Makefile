@@ -10,20 +10,28 @@ TRAINERS ?= torchtitan==0.3.0 megatron-core==0.16.1 docstring_parser==0.18.0 ein
 	torch_checkpointing==0.1.1 torchdata==0.11.0 typeguard==4.6.1 tyro==1.0.17
 WHEEL_TESTS ?= tests/test_import.py tests/test_layout.py tests/test_cli_verify.py operators/tests/test_pack.py operators/tests/test_patchify.py codecs
 
-.PHONY: setup demo experiment test test-services test-wheel soak lint docs bench clean
+.PHONY: core setup demo experiment test test-services test-wheel soak lint docs bench clean
 
-setup: $(VENV)/.ready
+# What the demo needs, and users: zvl and its dependencies.
+core: $(VENV)/.core
 
-$(VENV)/.ready: pyproject.toml
+$(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable .
+	@touch $@
+
+# And what tests, trainers and the experiment need.
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: $(VENV)/.core
 	$(BIN)/python -m pip install --quiet --editable ".[test,lint]"
 	$(BIN)/python -m pip install --quiet --no-deps --upgrade --target $(VENV)/torchvision "$(TORCHVISION)"
 	$(BIN)/python -m pip install --quiet --no-deps $(TRAINERS)
 	@touch $@
 
-demo: setup
+demo: core
 	$(BIN)/zvl demo
 
 # Saves training on 2 ranks and goes on with 1, 2 and 4, with zvl and with torch's DistributedSampler; draws the figure.
