@@ -5,12 +5,14 @@ python benchmarks/_child.py MODULE
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import json
 import os
 import pickle
 import random
+import signal
 import statistics
 import sys
 import time
@@ -25,6 +27,9 @@ from zvl.runners._native import give_back_memory
 
 STEP = 8
 """Batches of a step: what 8 ranks get at a time."""
+
+PR_SET_PDEATHSIG = 1
+"""Of Linux's `prctl`."""
 
 
 def prepare(module: Any, column: Any, setting: dict[str, Any]) -> dict[str, Any]:
@@ -109,7 +114,7 @@ def restart(
     stream: Stream = module.start(of, column, setting)
     if skip:
         stream.skip(skip)  # type: ignore[attr-defined]
-    if stream.save() is None and stream.why_no_state:
+    if stream.why_no_state:
         close(stream)
         return {"none": stream.why_no_state}
     found = worst(stream, samples)
@@ -230,7 +235,15 @@ ORDERS: dict[str, Callable[..., dict[str, Any]]] = {
 }
 
 
+def end_with_parent() -> None:
+    """Let Linux kill this process when its parent dies: nobody waits for its answer then."""
+    library = ctypes.CDLL(None)
+    if hasattr(library, "prctl"):
+        library.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
 def main() -> None:
+    end_with_parent()
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # what libraries print goes to the log
     module = importlib.import_module(f"peers.{sys.argv[1]}")
