@@ -38,7 +38,7 @@ def stats_of(pipeline: zvl.Pipeline, steps: int = 12, **arguments: Any) -> dict[
             pass
         stats = loader.stats()
     operators = stats["waited_for_s"]["operator"]
-    assert sum(operators.values()) == pytest.approx(stats["waited_s"], abs=0.01)
+    assert sum(operators.values()) == pytest.approx(stats["waited_s"], abs=0.021)
     for names in stats["waited_for_percent"].values():
         assert sum(names.values()) == pytest.approx(100)
     stats["without_start"] = {name: each for name, each in operators.items() if name != "start"}
@@ -161,22 +161,22 @@ def test_the_first_batch_waits_for_workers_to_start(monkeypatch: pytest.MonkeyPa
 
 def test_short_waits_are_shared_out_together_and_none_is_lost() -> None:
     waits = Waits(["web"])
-    for _ in range(40):
+    for _ in range(200):
         waits.begin()
         waits.deliver(
             batch(Segment("web/x#1@0", 0, 1, 0, 0)), NO_PLAN, (0.0, {("f", "", ""): 1.0}), time.perf_counter()
         )
     before = waits.stats()
     named = sum(before["waited_for_s"]["operator"].values())
-    assert named <= before["waited_s"] < named + 0.01
+    assert named <= before["waited_s"] < named + 0.03
     assert before["waited_for_s"]["dataset"].keys() == {"web", "other"}
-    assert before["batches"] == before["tokens"] == 40
+    assert before["batches"] == before["tokens"] == 200
 
 
 def test_counters_never_fall() -> None:
     waits = Waits(["web"])
     last: dict[str, float] = {}
-    for number in range(50):
+    for number in range(200):
         waits.begin()
         costs = {(f"f{number % 3}", "", ""): 1.0}
         waits.deliver(batch(Segment("web/x#1@0", 0, 1, 0, 0)), NO_PLAN, (0.0, costs), time.perf_counter())

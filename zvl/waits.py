@@ -53,15 +53,17 @@ READ, PLANNING, START, DELIVERY, RANKS = "read", "planning", "start", "delivery"
 OTHER = "other"
 """The dataset, or size class, of work that belongs to several, or to none."""
 
+DELIVERED = (DELIVERY, OTHER, OTHER)
+
 TEXT = "text"
 
 SIZES = ((300_000, "<0.3"), (1_000_000, "0.3-1"), (4_000_000, "1-4"), (16_000_000, "4-16"))
 """Size classes: pixels below which a picture is in it, and its name, in megapixels."""
 
-TIMED_EVERY = 16
+TIMED_EVERY = 32
 """Of a lane's batches one in so many is planned with a clock on each push: that costs about 0.15 µs a sample."""
 
-POOLED, POOLED_S = 16, 0.005
+POOLED, POOLED_S = 64, 0.02
 """Waits are shared out together, by what the last of their batches took, after so many batches or so many seconds."""
 
 LOOKED_AT = 8
@@ -135,8 +137,9 @@ class Clock:
 
     def spend(self, on: On, seconds: Sequence[float], here: bool) -> None:
         """The operators of `on` took that long, in workers or `here`, in the planner's thread, which waits for it."""
-        for operator, spent in zip(on[0], seconds, strict=True):
-            self._busy[operator] = self._busy.get(operator, 0.0) + spent
+        busy = self._busy
+        for operator, spent in zip(on[0], seconds):  # noqa: B905  as many as each other; this is called for every task
+            busy[operator] = busy.get(operator, 0.0) + spent
         if here:
             total = sum(seconds)
             self._waits[on] = self._waits.get(on, 0.0) + total
@@ -190,6 +193,8 @@ class Waits:
         self._inline: Costs = {}
         self._planned: Costs = {}
         """What workers did of late for planning."""
+        self._overtaken = 0.0
+        """Waits for workers that were planning."""
         self._counts = {"batches": 0, "images": 0, "tokens": 0, "loss_tokens": 0}
 
     def begin(self) -> None:
@@ -225,8 +230,7 @@ class Waits:
         self._making += ready - begun
         if self._planning + self._queued + self._making > POOLED_S or counts["batches"] % POOLED == 1:
             self._share_out(plan, costs, self._makeup(segments))
-        self._mark = ready
-        self.lap(DELIVERY)
+        self._waited[DELIVERED] = self._waited.get(DELIVERED, 0.0) + perf_counter() - ready
         self._waiting = False
 
     def _share_out(self, plan: Plan, costs: Costs, makeup: Makeup) -> None:
@@ -238,8 +242,10 @@ class Waits:
             if self._counts["batches"] == 1:
                 self._book_start(sum(plan[1].values()) + plan[2])
             self._book(self._planning, waited, self._recent)
-            # Only planning goes before the oldest batch: so much of it as there was.
-            queued = min(self._queued, sum(self._planned.values()))
+            # Only planning goes before the oldest batch: so much of it as there has been.
+            spent = sum(self._busy[operator] for operator, _, _ in self._planned)
+            queued = min(self._queued, max(0.0, spent - self._overtaken))
+            self._overtaken += queued
             self._book(queued, self._planned, self._recent)
             self._book(self._making + self._queued - queued, costs, makeup)
         else:  # all was done in `next`, for this batch and for those behind it
