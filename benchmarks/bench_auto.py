@@ -124,6 +124,8 @@ def compare(profile: Profile, given: Any) -> dict[str, Any]:
 
 
 def main() -> None:
+    import torch  # noqa: F401  seconds that the first setting would else have less to find its own
+
     given = options(
         __doc__,
         repeats=(5, 1, "rounds"),
