@@ -180,13 +180,12 @@ def test_the_end_is_agreed_in_the_trainers_process_and_once_a_step() -> None:
     assert run(isolate=True) == run(isolate=False)
 
 
-def held() -> tuple[int, set[str]]:
+def held() -> tuple[int, set[threading.Thread]]:
     """Descriptors and threads of this process; what tests before this one left may go meanwhile."""
-    names = {thread.name for thread in threading.enumerate()}
-    return len(os.listdir("/proc/self/fd")), names
+    return len(os.listdir("/proc/self/fd")), {*threading.enumerate()}
 
 
-def assert_no_more_than(before: tuple[int, set[str]]) -> None:
+def assert_no_more_than(before: tuple[int, set[threading.Thread]]) -> None:
     descriptors, threads = held()
     assert descriptors <= before[0]
     assert threads <= before[1]
@@ -199,7 +198,7 @@ def test_nothing_is_left_behind() -> None:
     before = held()
     with isolated(endless()) as loader:
         next(loader)
-        assert {thread.name for thread in threading.enumerate()} <= before[1], "the trainer has no thread of it"
+        assert [thread.name for thread in {*threading.enumerate()} - before[1]] == ["zvl-arrivals"]
     assert gone(pid(loader))
     assert_no_more_than(before)
     unused, forgotten = isolated(endless()), isolated(endless())

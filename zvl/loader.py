@@ -136,10 +136,13 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        batch = None
-        with self._unless_broken():
-            if not self._finished:
-                batch = self._next_batch()
+        self._enter()  # by hand what `_unless_broken` does, which would take as long as the rest
+        try:
+            batch = None if self._finished else self._next_batch()
+            self._broken = False
+        finally:
+            if self._broken:
+                self.close()
         if batch is None:
             self.close()
             raise StopIteration
@@ -148,17 +151,20 @@ class Loader:
     @contextmanager
     def _unless_broken(self) -> Iterator[None]:
         """What stops inside, by an error or an interrupt, stops this loader for good."""
-        if self._broken:
-            raise ZvlError(
-                "this loader stopped at an error or an interrupt: make a new one and load the state of the last batch"
-            )
-        self._broken = True
+        self._enter()
         try:
             yield
             self._broken = False
         finally:
             if self._broken:
                 self.close()
+
+    def _enter(self) -> None:
+        if self._broken:
+            raise ZvlError(
+                "this loader stopped at an error or an interrupt: make a new one and load the state of the last batch"
+            )
+        self._broken = True
 
     def _next_batch(self) -> Batch | None:
         """The next batch, None at the end."""

@@ -21,12 +21,13 @@ from zvl import logs
 from zvl.elements import Planned
 from zvl.engine import Delivery, Failure, StepStart
 from zvl.errors import ZvlError
+from zvl.isolation.arrivals import Ahead, Arrivals, Here
 from zvl.isolation.meeting import address, join
 from zvl.isolation.messages import Bye, Position, Setup, Skip
 from zvl.isolation.pinning import Pins
 from zvl.runners._ray_cluster import address_of_cluster
 from zvl.shared.child import ONE_THREAD, start_child
-from zvl.shared.frames import FrameReader, receive_frame, send_frame, set_patience
+from zvl.shared.frames import receive_frame, send_frame
 from zvl.shared.pickling import loads
 from zvl.shared.segments import Inlet
 from zvl.stalls import Awaited
@@ -86,7 +87,7 @@ def _send(sock: socket.socket, payload: bytes, fds: Sequence[int] = ()) -> None:
 
 
 class Remote:
-    """`zvl.engine.Events` from the loader's process. No thread: `take` reads them in the caller's.
+    """`zvl.engine.Events` from the loader's process.
 
     The process starts when this is made, and works from `begin` on. `share` is (name, dp_rank) of a shared loader;
     with `cuda` (torch.cuda) its memory is page-locked.
@@ -117,9 +118,8 @@ class Remote:
         self._link = _meet(self._setup, *self._share) if self._share else _link(self._setup)
         self._released: deque[int] = deque()
         self._taken = self._told = 0
-        self._frames = FrameReader(self._link.sock)
+        self._arrivals: Arrivals | None = None
         self._bell: io.FileIO | None = None
-        self._inlet: Inlet | None = None
         self._pins: Pins | None = None
 
     def begin(self, position: Position) -> None:
@@ -137,15 +137,15 @@ class Remote:
         answer = loads(payload, {}.get)
         if isinstance(answer, ZvlError):
             raise answer
-        if self._cuda is None:
-            self._inlet = Inlet(fds[0], answer.span, self._released.append)
-        else:
-            self._pins = pins = Pins(self._cuda)
-            self._inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, self._released), pins.leased)
-        os.close(fds[0])
         self._bell = io.FileIO(fds[1], "w")
-        if self._silence_s is not None:
-            set_patience(self._link.sock, self._silence_s)
+        if self._cuda is None:
+            inlet = Inlet(fds[0], answer.span, self._released.append)
+            self._arrivals = Ahead(self._link.sock, inlet, self._silence_s)
+        else:  # CUDA's calls belong to the thread that has chosen the device
+            self._pins = pins = Pins(self._cuda)
+            inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, self._released), pins.leased)
+            self._arrivals = Here(self._link.sock, inlet, self._silence_s)
+        os.close(fds[0])
 
     threads: Sequence[threading.Thread] = ()
 
@@ -155,18 +155,18 @@ class Remote:
 
     def take(self, timeout: float | None = None) -> Delivery | StepStart | Failure:
         """The next event. Raises Died, TimeoutError if the process says nothing for `silence_s`."""
-        inlet = self._inlet
-        assert inlet is not None
+        arrivals = self._arrivals
+        assert arrivals is not None
         if self._told < self._taken:
             self._told = self._taken
             self._tell((self._taken, self._drained()))
         while True:
-            frame = self._frames.receive()
-            if frame is None:
+            arrived = arrivals.take()
+            if arrived is None:
                 if self._closed:
                     return Failure(ZvlError("the loader was closed while its next batch was awaited"))
                 raise self._death()
-            event, self.peak_bytes = inlet.unpack(frame)
+            event, self.peak_bytes = arrived
             if type(event) is list:
                 logs.replay(event)
                 continue
@@ -251,12 +251,14 @@ class Remote:
     def _disconnect(self) -> None:
         with suppress(OSError):
             self._link.sock.shutdown(socket.SHUT_RDWR)  # wakes a `take` in another thread
+        if self._arrivals is not None:
+            self._arrivals.close()
         self._link.sock.close()
         if self._bell is not None:
             self._bell.close()
         if self._pins is not None:
             self._pins.close()
-        self._inlet = self._pins = None
+        self._arrivals = self._pins = None
 
 
 def _let_go(pins: Pins, released: deque[int], segment: int) -> None:
