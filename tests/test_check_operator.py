@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from bad_operators import FAULTS, GoodPairs, GoodParts, NoResult, WritesArray
+from bad_accumulators import GoodPairs
+from bad_operators import FAULTS, GoodParts, NoResult, WritesArray
 
 import zvl
 import zvl.testing.operators

@@ -72,7 +72,7 @@ def test_a_fault_is_named_and_the_exit_status_is_1() -> None:
 
 
 def test_json() -> None:
-    result = run("bad_operators:GoodPairs", "--json", "--count", 5)
+    result = run("bad_accumulators:GoodPairs", "--json", "--count", 5)
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout)
     assert (found["operator"], found["samples"], len(found["checks"])) == ("GoodPairs", 5, 19)
@@ -86,7 +86,11 @@ def test_rows_of_a_dataset(recipe: Path) -> None:
 
 
 def test_an_operator_of_a_recipe_with_what_reaches_it(recipe: Path) -> None:
-    for words in (["batch"], ["shuffle", "--field", "size=2"], ["bad_operators:GoodPairs", "--after", "filter_images"]):
+    for words in (
+        ["batch"],
+        ["shuffle", "--field", "size=2"],
+        ["bad_accumulators:GoodPairs", "--after", "filter_images"],
+    ):
         result = run(*words, "--recipe", recipe, "--count", 6)
         assert result.exit_code == 0, result.output
         assert "passes 19 checks, on 6 samples" in result.output

@@ -13,7 +13,6 @@ import zvl
 from zvl.errors import RecipeError, StorageError
 from zvl.fingerprint import digest
 from zvl.recipe import load_recipe, parse_recipe
-from zvl.recipe_fields import check_fields
 
 RECIPE = """\
 seed = 17
@@ -392,13 +391,3 @@ def test_a_recipe_may_be_a_dict(load: Load, tmp_path: Path) -> None:
     operator["sise"] = 3
     with pytest.raises(RecipeError, match=r"^recipe: operator\[0\] \(batch\): unknown field 'sise'"):
         parse_recipe(table, folder=tmp_path / "recipes")
-
-
-def test_a_type_that_only_a_type_checker_sees_is_left_to_the_class() -> None:
-    from dataclasses import dataclass
-
-    @dataclass(frozen=True, kw_only=True)
-    class Late:
-        value: Unknown  # type: ignore[name-defined]  # noqa: F821
-
-    assert check_fields(Late, {"value": 3}) == {"value": 3}
