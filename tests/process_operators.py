@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,5 +148,6 @@ def workers_of(parent: int) -> list[int]:
     """Its child processes."""
     found = []
     for task in Path(f"/proc/{parent}/task").iterdir():
-        found += [int(pid) for pid in (task / "children").read_text().split()]
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread that has ended meanwhile has no children
+            found += [int(pid) for pid in (task / "children").read_text().split()]
     return found

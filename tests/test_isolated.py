@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from isolation_pipelines import decoded, endless, eventually, gone, hashes, pipeline
+from process_operators import workers_of
 from typer.testing import CliRunner
 
 import zvl
@@ -326,5 +327,4 @@ def test_worker_processes_inside_give_the_same_and_end_with_it() -> None:
 
 def children(number: int) -> list[int]:
     """The processes that a process has started."""
-    tasks = Path(f"/proc/{number}/task").iterdir()
-    return [int(child) for task in tasks for child in (task / "children").read_text().split()]
+    return workers_of(number)
