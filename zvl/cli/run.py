@@ -17,6 +17,7 @@ from zvl.cli.output import INTERRUPTED, columns, console, progress, warnings_sho
 from zvl.cli.states import load_states, save_state
 
 if TYPE_CHECKING:
+    from zvl.batch import Batch
     from zvl.loader import Loader
     from zvl.pipeline import Pipeline
     from zvl.runlog import RunLog
@@ -122,13 +123,13 @@ class Saver:
     saved: int | None = None
     """The step behind which it last did."""
 
-    def after(self, step: int, state: Mapping[str, Any]) -> None:
-        """Called with the state behind each batch."""
-        if self.path is None or self.every is None or (step + 1) % self.every:
+    def after(self, batch: Batch) -> None:
+        """Called with each batch. Its state is made for those alone that may be saved."""
+        if self.path is None or self.every is None or (batch.step + 1) % self.every:
             return
-        if all(lane["batches"] == (step + 1) * self.batches_per_step for lane in state["state"].values()):
-            save_state(state, self.path)
-            self.saved = step
+        if all(lane["batches"] == (batch.step + 1) * self.batches_per_step for lane in batch.state["state"].values()):
+            save_state(batch.state, self.path)
+            self.saved = batch.step
 
 
 def _open_log(
@@ -152,7 +153,7 @@ def _deliver(loader: Loader, saver: Saver, steps: int | None, log: RunLog | None
                 meter.add(batch)
                 if log is not None:
                     log.write(batch)
-                saver.after(batch.step, batch.state)
+                saver.after(batch)
                 of = f" of {steps}" if steps else ""
                 bars.update(task, description=f"step {batch.step}{of}", completed=batch.step + 1, note=str(meter))
     except KeyboardInterrupt:
