@@ -15,6 +15,7 @@ from zvl.images import pixels as module
 from zvl.images.canaries import canary_images
 from zvl.images.header import probe
 from zvl.images.pixels import Backend, canaries, codec_for, decode, resize
+from zvl.images.quads import quads
 from zvl.protocols import Filter, Pixels
 
 # What Pillow says of damaged TIFF directories and EXIF blocks.
@@ -99,7 +100,11 @@ def test_torch_backend_is_the_kernel_on_a_planar_image(filter: Filter, size: tup
     expected = torch.nn.functional.interpolate(planes, size=size[::-1], mode=filter, antialias=True)
     resized = resize(np.asarray(photo()), *size, filter)
     np.testing.assert_array_equal(resized, expected[0].permute(1, 2, 0).numpy())
-    assert resized.strides[1] == 1  # planar memory
+    assert resized.flags.c_contiguous
+    four = np.dstack([np.asarray(photo()), np.full((*photo().size[::-1], 1), 9, np.uint8)])
+    of_four = resize(four[..., :3], *size, filter)
+    np.testing.assert_array_equal(of_four, resized)
+    assert quads(of_four) is not None
 
 
 def test_backends_agree_nearly() -> None:
@@ -112,6 +117,7 @@ def test_backends_agree_nearly() -> None:
 VIEWS = {
     "fortran": lambda p: np.asfortranarray(p),
     "planar": lambda p: np.ascontiguousarray(p.transpose(2, 0, 1)).transpose(1, 2, 0),
+    "last of four": lambda p: np.dstack([p[..., :1], p])[..., 1:],
     "of four": lambda p: np.dstack([p, p[..., :1]])[..., :3],
     "mirrored": lambda p: np.ascontiguousarray(p[:, ::-1])[:, ::-1],
     "flipped": lambda p: np.ascontiguousarray(p[::-1])[::-1],

@@ -57,7 +57,7 @@ class Kernels:
         places = np.split(out, np.cumsum(rows)[:-1]) if rows else []
 
         def fill(image: Any, place: Any) -> None:
-            layout.write(decode(image, "auto", OPTIONS, "", 0), image.plan, resize, place)
+            layout.write(decode(image, "auto", OPTIONS, "", 0, reuse=True), image.plan, resize, place)
 
         list(each(fill, images, places))
         return {"pixel_values": out} | layout.geometry([image.plan for image in images])

@@ -10,7 +10,9 @@ from PIL import Image
 from reference.image_files import photo, sample_images
 from zvl.errors import BadData
 from zvl.images.header import probe
+from zvl.images.options import DecodeOptions
 from zvl.images.pixels import codec_named, decode
+from zvl.images.quads import quads
 
 FILES = {name: data for name, data in sample_images().items() if name.startswith(("jpeg", "mpo"))}
 FILES = {name: data for name, data in FILES.items() if "2000" not in name}
@@ -27,6 +29,18 @@ def test_equals_pillow_on_photos(photos: dict[str, bytes]) -> None:
     for data in photos.values():
         info = probe(data)
         np.testing.assert_array_equal(decode(data, info, "turbojpeg"), decode(data, info, "pillow"))
+
+
+@every_file
+@pytest.mark.parametrize("options", [DecodeOptions(), DecodeOptions(jpeg_scale=True)])
+def test_memory_used_again_holds_the_same_pixels(name: str, options: DecodeOptions) -> None:
+    info = probe(FILES[name])
+    expected = decode(FILES[name], info, "turbojpeg", options, (20, 20))
+    kept = decode(FILES[name], info, "turbojpeg", options, (20, 20), reuse=True)
+    np.testing.assert_array_equal(kept, expected)
+    if info.format == "jpeg" and "cmyk" not in name and "ycck" not in name:
+        assert quads(kept) is not None
+        assert np.shares_memory(kept, decode(FILES[name], info, "turbojpeg", options, (20, 20), reuse=True))
 
 
 @every_file

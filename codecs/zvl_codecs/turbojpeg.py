@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from zvl.image import ImageInfo
 from zvl.images.orientation import orient
 from zvl.images.scaling import scaled_size
@@ -9,6 +11,8 @@ from zvl.protocols import Pixels
 from zvl_codecs.pillow import Pillow
 
 __all__ = ["TurboJpeg"]
+
+Memory = Callable[[int], Pixels]
 
 REFERENCE = Pillow()
 
@@ -29,15 +33,26 @@ class TurboJpeg:
 
     def decode_scaled(self, data: bytes, info: ImageInfo, divisor: int) -> Pixels:
         """The same at one `divisor`-th (1, 2, 4, 8) of the size."""
-        import simplejpeg
+        return _decode(data, info, divisor, "RGB")
 
+    def decode_into(self, data: bytes, info: ImageInfo, divisor: int, memory: Memory) -> Pixels:
+        """The same in memory that `memory(size)` gives, with a fourth byte behind each pixel (`zvl.images.quads`)."""
         width, height = scaled_size((info.width, info.height), divisor)
-        try:
-            real_height, real_width, space, _ = simplejpeg.decode_jpeg_header(data)
-            if space in ("CMYK", "YCCK") or (real_width, real_height) != (info.width, info.height):
-                return REFERENCE.decode_scaled(data, info, divisor)
-            # strict: any warning is an error
-            pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB", min_height=height, min_width=width, min_factor=divisor)
-        except ValueError:
+        return _decode(data, info, divisor, "RGBX", memory(4 * width * height))[..., :3]
+
+
+def _decode(data: bytes, info: ImageInfo, divisor: int, space: str, buffer: Pixels | None = None) -> Pixels:
+    import simplejpeg
+
+    width, height = scaled_size((info.width, info.height), divisor)
+    try:
+        real_height, real_width, coded, _ = simplejpeg.decode_jpeg_header(data)
+        if coded in ("CMYK", "YCCK") or (real_width, real_height) != (info.width, info.height):
             return REFERENCE.decode_scaled(data, info, divisor)
-        return orient(pixels, info.orientation)
+        # strict: any warning is an error
+        pixels: Pixels = simplejpeg.decode_jpeg(
+            data, space, min_height=height, min_width=width, min_factor=divisor, buffer=buffer
+        )
+    except ValueError:
+        return REFERENCE.decode_scaled(data, info, divisor)
+    return orient(pixels, info.orientation)

@@ -251,6 +251,32 @@ def test_operators_see_resized_pixels_and_the_images_key() -> None:
     assert {dtype for _, _, dtype in seen} == {np.dtype(np.uint8)}
 
 
+def jpeg(number: int) -> Image:
+    """Of a size that is kept, so that an operator sees the decoded picture itself."""
+    pixels = np.random.default_rng(number).integers(0, 256, (56, 84, 3), dtype=np.uint8)
+    out = io.BytesIO()
+    PilImage.fromarray(pixels).save(out, "JPEG")
+    return Image(out.getvalue(), ImageInfo("jpeg", 84, 56), LAYOUT.plan(84, 56))
+
+
+def test_operators_may_keep_their_pixels() -> None:
+    kept: list[np.ndarray] = []
+
+    @dataclass(frozen=True, kw_only=True)
+    class Keep(Map):
+        def __call__(self, sample: Sample) -> Sample:
+            kept.append(sample["pixels"])
+            return sample
+
+    images = [jpeg(number) for number in range(3)]
+    batch = {"__key__": "k", "images": images, "segments": [(Segment("k", 0, 0, 0, 3),)]}
+    processor: Any = SimpleNamespace(layout=LAYOUT, resize="torch", image_token_id=PAD)
+    looked = Patchify(processor=processor, pixels=[Keep()])(batch)["pixel_values"]
+    for image, pixels in zip(images, kept, strict=True):
+        assert np.array_equal(pixels, np.asarray(PilImage.open(io.BytesIO(image.data))))
+    assert np.array_equal(looked, Patchify(processor=processor)(batch)["pixel_values"])
+
+
 @pytest.mark.parametrize("size", [(90, 40), (56, 40)])
 def test_operators_run_once_where_a_layout_resizes_in_turn(size: tuple[int, int]) -> None:
     """Also where the first resize has nothing to do and hands on the decoded picture."""

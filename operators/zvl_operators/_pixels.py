@@ -37,15 +37,17 @@ def probed(sample: Sample) -> Sequence[Image]:
     return images
 
 
-def decode(image: Image, codec: str, options: DecodeOptions, key: str, index: int) -> Pixels:
+def decode(image: Image, codec: str, options: DecodeOptions, key: str, index: int, reuse: bool = False) -> Pixels:
     """Decode to uint8 (H, W, 3), `image.info.size`, or with `jpeg_scale` at least the planned size.
+
+    With `reuse`, which is faster, the pixels last only until this thread decodes its next picture.
 
     BadData names the image's place in its sample, and the sample, and has the sha256 of the bytes, "" if they are gone.
     """
     data = b""
     try:
         data = image.read()
-        return kernels.decode(data, image.info, codec, options, (image.plan.width, image.plan.height))
+        return kernels.decode(data, image.info, codec, options, (image.plan.width, image.plan.height), reuse)
     except BadData as error:
         sha256 = hashlib.sha256(data).hexdigest() if data else ""
         raise BadData(error.reason, f"image {index} of sample {key!r}: {error.detail}", sha256) from error

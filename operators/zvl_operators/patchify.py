@@ -142,7 +142,9 @@ class Patchify(SplitMap):
             part.out[...] = 0
             return state.known.get(part.key)
         try:
-            decoded = decode(part.image, self.codec, self._options, part.key, part.number)
+            # Operators on pixels are other people's: they may keep what they get.
+            reuse = not self.pixels
+            decoded = decode(part.image, self.codec, self._options, part.key, part.number, reuse)
             self._write(decoded, part)
         except BadData as error:
             if self.on_error == "raise":

@@ -16,6 +16,7 @@ from zvl.images.colour import composite, to_srgb
 from zvl.images.header import probe
 from zvl.images.options import DecodeOptions
 from zvl.images.pillow_open import bad_data
+from zvl.images.quads import quads, scratch
 from zvl.images.scaling import jpeg_divisor, scaled_size
 from zvl.protocols import Codec, Filter, Pixels
 
@@ -52,10 +53,12 @@ def decode(
     codec: str = "auto",
     options: DecodeOptions = DEFAULT,
     planned: tuple[int, int] | None = None,
+    reuse: bool = False,
 ) -> Pixels:
     """The file's pixels, RGB uint8 (H, W, 3), as a person sees them: exactly `info.size`. Strides are free.
 
-    With `options.jpeg_scale`, a JPEG is as small as JPEG allows, but no smaller than `planned`, (width, height).
+    With `options.jpeg_scale`, a JPEG is as small as JPEG allows, but no smaller than `planned`, (width, height). With
+    `reuse`, which is faster, the pixels last only until this thread decodes its next picture.
 
     Raises BadData: "codec" where the codec does not read the format, "size" where the pixels do not have the size of
     the header, "decode" for everything a library raises but MemoryError.
@@ -70,12 +73,24 @@ def decode(
     scaled = getattr(decoder, "decode_scaled", None) if options.jpeg_scale and info.format == "jpeg" else None
     divisor = jpeg_divisor(info, *planned) if scaled and planned else 1
     with isolate(bad_data("decode", f"codec {name!r} on {info.format} of {len(data):,} bytes")):
-        pixels = scaled(data, info, divisor) if scaled and divisor > 1 else decoder.decode(data, info)
+        pixels = run_codec(decoder, data, info, divisor, reuse)
         check_pixels(pixels, info, divisor, name)
         if options.icc == "srgb":
             profile_of = getattr(decoder, "icc_profile", None)
             pixels = to_srgb(pixels, data, info, divisor, profile_of(data) if profile_of else None)
         return composite(pixels, options.colour)
+
+
+def run_codec(decoder: Any, data: bytes, info: ImageInfo, divisor: int, reuse: bool) -> Pixels:
+    """The codec's pixels, by whichever of its methods serves."""
+    decode_into = getattr(decoder, "decode_into", None) if reuse else None
+    if decode_into is not None:
+        pixels: Pixels = decode_into(data, info, divisor, functools.partial(scratch, "decoded"))
+    elif divisor > 1:
+        pixels = decoder.decode_scaled(data, info, divisor)
+    else:
+        pixels = decoder.decode(data, info)
+    return pixels
 
 
 def check_pixels(pixels: Pixels, info: ImageInfo, divisor: int, codec: str) -> None:
@@ -92,8 +107,8 @@ def check_pixels(pixels: Pixels, info: ImageInfo, divisor: int, codec: str) -> N
 def resize(pixels: Pixels, width: int, height: int, filter: Filter, backend: Backend = "torch") -> Pixels:
     """Pixels of (height, width, 3); `pixels` itself where the size fits already.
 
-    "torch" is the kernel behind Hugging Face's default image processors: antialiased, uint8 throughout; what comes back
-    is planar in memory. "pillow" is that of their Pillow backend.
+    "torch" is the kernel behind Hugging Face's default image processors: antialiased, uint8 throughout. "pillow" is
+    that of their Pillow backend.
     """
     if pixels.shape[:2] == (height, width):
         return pixels
@@ -105,23 +120,29 @@ def resize(pixels: Pixels, width: int, height: int, filter: Filter, backend: Bac
 
 
 def resize_torch(pixels: Pixels, width: int, height: int, filter: Filter) -> Pixels:
-    """PyTorch's uint8 kernel. Row-major memory (channels last) is its fastest input: it skips a pass."""
+    """PyTorch's uint8 kernel, from row-major memory into row-major memory (channels last): it skips a pass each way.
+
+    A fourth byte behind each pixel (`quads`) comes along: the kernel is faster with four bytes than with three.
+    """
     import torch
 
     if filter == "nearest":
         options: dict[str, Any] = {"mode": "nearest-exact"}
     else:
         options = {"mode": filter, "antialias": True, "align_corners": False}
-    planes = torch.from_numpy(readable(pixels)).permute(2, 0, 1).unsqueeze(0)
+    four = quads(pixels)
+    memory = readable(pixels if four is None else four)
     try:
         with torch.inference_mode():
+            # The new axis comes first, or its stride would hide that channels are last.
+            planes = torch.from_numpy(memory).unsqueeze(0).permute(0, 3, 1, 2)
             resized = torch.nn.functional.interpolate(planes, size=(height, width), **options)
     except NotImplementedError as error:  # older PyTorch: no "lanczos"
         raise RecipeError(
             f"this PyTorch ({torch.__version__}) has no {filter} kernel: take a newer one, or resize='pillow'"
         ) from error
     result: Pixels = resized[0].permute(1, 2, 0).numpy()
-    return result
+    return result[..., :3]
 
 
 def readable(pixels: Pixels) -> Pixels:

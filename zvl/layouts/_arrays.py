@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zvl.images.quads import colours, quads, scratch
 from zvl.protocols import Pixels
 
 if TYPE_CHECKING:
@@ -15,13 +16,23 @@ if TYPE_CHECKING:
 
 __all__ = ["as_tensor", "cut_blocks", "interleaved", "join_blocks", "normalise", "planar"]
 
+CACHED = 256 << 10
+"""Bytes that surely stay in a processor's second cache while they are worked on."""
+
 
 def planar(pixels: Pixels) -> Pixels:
     """`pixels` (H, W, 3) as (3, H, W) with every row contiguous: a view where the memory is planar, else a copy."""
     channels = pixels.transpose(2, 0, 1)
     if channels.strides[-1] == channels.itemsize:
         return channels
-    return np.ascontiguousarray(channels)
+    four = quads(pixels)
+    if four is None or not four.flags.c_contiguous:
+        return np.ascontiguousarray(channels)
+    planes = np.empty((3, pixels.shape[0] * pixels.shape[1]), np.uint8)
+    memory = four.reshape(-1)
+    np.copyto(planes[:, :-1], colours(memory, 1, planes.shape[1] - 1)[0], casting="unsafe")
+    planes[:, -1] = memory[-4:-1]
+    return planes.reshape(channels.shape)
 
 
 def cut_blocks(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
@@ -29,8 +40,12 @@ def cut_blocks(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
 
     Patches go block by block, `merge` x `merge` of them in a block, both row by row; a patch is (channel, y, x).
     A patch's line is copied as one item of `patch` bytes: of the ways tried on a 640x480 picture this was the
-    fastest by a factor of two.
+    fastest by a factor of two. Pixels of four bytes are cut first and then parted by colour, which is faster still.
     """
+    four = quads(pixels)
+    if four is not None and four.flags.c_contiguous:
+        cut_quads(four, patch, merge, out)
+        return
     channels = planar(pixels)
     depth, height, width = channels.shape
     rows, columns = height // patch // merge, width // patch // merge
@@ -38,6 +53,27 @@ def cut_blocks(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
     lines = channels.view(line).reshape(depth, rows, merge, patch, columns, merge)
     ordered = lines.transpose(1, 4, 2, 5, 0, 3)
     out.view(line).reshape(ordered.shape)[...] = ordered
+
+
+def cut_quads(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
+    """`cut_blocks` of contiguous `pixels` (H, W, 4), of which the last byte means nothing.
+
+    A few rows of blocks at a time, so that they stay in the processor's cache between the two steps.
+    """
+    height, width, _ = pixels.shape
+    rows, columns = height // patch // merge, width // patch // merge
+    line = np.dtype((np.void, 4 * patch))
+    lines = pixels.reshape(height, 4 * width).view(line).reshape(rows, merge, patch, columns, merge)
+    blocks = lines.transpose(0, 3, 1, 4, 2)
+    own = columns * merge * merge
+    channels = out.reshape(rows, own, 3, patch * patch)
+    step = max(1, CACHED // (4 * own * patch * patch))
+    for first in range(0, rows, step):
+        some = blocks[first : first + step]
+        memory = scratch("patches", 4 * patch * some.size + 2)
+        memory[:-2].view(line).reshape(some.shape)[...] = some
+        target = channels[first : first + step].reshape(-1, 3, patch * patch)
+        np.copyto(target, colours(memory, *target.shape[::2]), casting="unsafe")
 
 
 def join_blocks(patches: Pixels, grid: tuple[int, int], merge: int) -> Pixels:

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from zvl.images.quads import MOST_KEPT, colours, quads, scratch
+from zvl.layouts._arrays import cut_blocks, planar
+from zvl.protocols import Pixels
+
+
+def noise(height: int, width: int, channels: int = 4) -> Pixels:
+    return np.random.default_rng(height * width).integers(0, 256, (height, width, channels), np.uint8)
+
+
+def test_quads_are_the_memory_itself() -> None:
+    whole = noise(5, 7)
+    four = quads(whole[..., :3])
+    assert four is not None
+    np.testing.assert_array_equal(four, whole)
+    assert np.shares_memory(four, whole)
+    part = quads(whole[1:4, 2:5, :3])
+    assert part is not None
+    np.testing.assert_array_equal(part, whole[1:4, 2:5])
+
+
+@pytest.mark.parametrize(
+    "pixels",
+    [
+        noise(5, 7, 3),
+        noise(5, 7)[..., 1:],  # the byte behind the last pixel is nobody's
+        noise(5, 7)[..., 2::-1],
+        noise(5, 7)[:, ::-1, :3],
+        noise(5, 7)[::-1, :, :3],
+        noise(5, 7)[..., :3].transpose(1, 0, 2),
+        noise(0, 7)[..., :3],
+    ],
+)
+def test_other_memory_has_none(pixels: Pixels) -> None:
+    assert quads(pixels) is None
+
+
+def test_colours_at_any_address() -> None:
+    memory = noise(1, 30).reshape(-1)
+    for start in range(4):
+        found = colours(memory[start:], 3, 8).astype(np.uint8)
+        expected = memory[start : start + 96].reshape(3, 8, 4)[..., :3].transpose(0, 2, 1)
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_colours_read_no_further_than_they_say() -> None:
+    colours(np.zeros(14, np.uint8), 1, 3)
+    with pytest.raises(ValueError, match="incompatible with shape"):
+        colours(np.zeros(13, np.uint8), 1, 3)
+
+
+@pytest.mark.parametrize("size", [(28, 28), (56, 84), (84, 28), (140, 1400)])
+@pytest.mark.parametrize("merge", [1, 2])
+def test_the_fourth_byte_changes_no_patch(size: tuple[int, int], merge: int) -> None:
+    pixels = noise(*size)[..., :3]
+    expected = np.empty((size[0] // 14 * size[1] // 14, 588), np.uint8)
+    cut_blocks(pixels.copy(), 14, merge, expected)
+    out = np.empty_like(expected)
+    cut_blocks(pixels, 14, merge, out)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1), (6, 7)])
+def test_the_fourth_byte_is_in_no_plane(size: tuple[int, int]) -> None:
+    pixels = noise(*size)
+    planes = planar(pixels[..., :3])
+    np.testing.assert_array_equal(planes, pixels[..., :3].transpose(2, 0, 1))
+    assert planes.strides[-1] == 1
+    wide = noise(size[0], size[1] + 3)[:, 1:-2]
+    np.testing.assert_array_equal(planar(wide[..., :3]), wide[..., :3].transpose(2, 0, 1))
+
+
+def test_scratch_is_used_again_by_its_thread_and_use_alone() -> None:
+    first = scratch("one", 100)
+    assert first.shape == (100,)
+    assert np.shares_memory(first, scratch("one", 50))
+    assert not np.shares_memory(first, scratch("two", 50))
+    others: list[Pixels] = []
+    thread = threading.Thread(target=lambda: others.append(scratch("one", 50)))
+    thread.start()
+    thread.join()
+    assert not np.shares_memory(first, others[0])
+
+
+def test_scratch_keeps_nothing_large() -> None:
+    large = scratch("large", MOST_KEPT + 1)
+    assert len(large) == MOST_KEPT + 1
+    assert not np.shares_memory(large, scratch("large", MOST_KEPT + 1))

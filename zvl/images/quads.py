@@ -1,0 +1,73 @@
+"""Pixels of four bytes, and memory that is used again.
+
+Libraries move pixels of four bytes faster than pixels of three, and a cast from 32 bits to 8 takes one colour out of
+them as fast as memory allows. So pictures on their way into a batch have a fourth byte behind each pixel, which means
+nothing.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import numpy.typing as npt
+
+from zvl.protocols import Pixels
+
+__all__ = ["colours", "quads", "scratch"]
+
+MOST_KEPT = 8 << 20
+"""The largest memory that `scratch` keeps, in bytes: a picture of two megapixels."""
+
+_own = threading.local()
+
+
+def quads(pixels: Pixels) -> Pixels | None:
+    """All four bytes, (H, W, 4), of `pixels` (H, W, 3) that have a fourth behind each in the same memory; else None.
+
+    >>> quads(np.zeros((2, 5, 4), np.uint8)[..., :3]).shape
+    (2, 5, 4)
+    >>> quads(np.zeros((2, 5, 3), np.uint8))
+    """
+    height, width, _ = pixels.shape
+    if pixels.strides[1:] != (4, 1) or pixels.strides[0] < 4 * width or not pixels.size:
+        return None
+    owner = pixels
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    behind = _address(pixels) + (height - 1) * pixels.strides[0] + 4 * width
+    if not owner.flags.c_contiguous or behind > _address(owner) + owner.nbytes:
+        return None
+    return np.lib.stride_tricks.as_strided(pixels, (height, width, 4))
+
+
+def _address(array: Pixels) -> int:
+    start: int = array.__array_interface__["data"][0]
+    return start
+
+
+def colours(memory: Pixels, groups: int, count: int) -> npt.NDArray[np.uint32]:
+    """Numbers (groups, 3, count) whose lowest bytes are red, green and blue of so many pixels of four bytes.
+
+    `memory`, uint8 and contiguous, goes on two bytes behind the last pixel.
+
+    >>> numbers = colours(np.arange(10, dtype=np.uint8), 1, 2)
+    >>> numbers.astype(np.uint8).tolist()
+    [[[0, 4], [1, 5], [2, 6]]]
+    """
+    # Two of three are not aligned, which costs nothing on the processors of today.
+    return np.ndarray((groups, 3, count), "<u4", memory.data, 0, (4 * count, 1, 4))
+
+
+def scratch(use: str, size: int) -> Pixels:
+    """`size` bytes with anything in them, uint8 (size,), until this thread asks for the same `use` again.
+
+    Fresh memory costs a page fault every 4 kB. Above `MOST_KEPT` it is fresh all the same.
+    """
+    if size > MOST_KEPT:
+        return np.empty(size, np.uint8)
+    kept: Pixels | None = getattr(_own, use, None)
+    if kept is None or len(kept) < size:
+        kept = np.empty(size, np.uint8)
+        setattr(_own, use, kept)
+    return kept[:size]
