@@ -68,6 +68,7 @@ def test_explain_prints_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert result.exit_code == 0, result.output
     assert "lanes   4 (2 on each of 2 ranks)" in result.stdout
     assert "3 workers" in result.stdout
+    assert "as many workers as the Ray cluster has CPUs" in zvl("explain", recipe, "--runner", "ray").stdout
     recipe.write_text(recipe.read_text().replace("size", "sise"))
     result = zvl("explain", recipe)
     assert result.exit_code == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 
@@ -138,3 +139,14 @@ def test_what_cannot_work_is_said(folder: Path, options: str, message: str) -> N
     assert result.exit_code == 2, result.output
     assert message in " ".join(result.stderr.replace("│", " ").split())  # in a box, if it is about an option
     assert result.stdout == ""
+
+
+def test_stdout_is_for_the_json_alone(folder: Path) -> None:
+    """Also where operators print, here and in a loader's own process."""
+    noisy = BROKEN.replace("self.seen[sample", 'print("noise", os.getpid(), flush=True)\n        self.seen[sample', 1)
+    (folder / "broken_operators.py").write_text(f"import os\n{noisy}")
+    ways = ["--steps", "2", "--dp-sizes", "1", "--workers", "1", "--runners", "inline", "--isolate", "both", "--json"]
+    program = [sys.executable, "-c", "from zvl.cli import main; main()", "verify", str(write(folder, 1)), *ways]
+    ran = subprocess.run(program, capture_output=True, text=True, check=True)
+    assert json.loads(ran.stdout)["configurations"] == 2
+    assert len({line for line in ran.stderr.splitlines() if line.startswith("noise")}) == 2

@@ -56,6 +56,25 @@ def test_the_border_lies_behind_the_last_operator_that_can_change_the_count() ->
     assert start().batch(2).map(same).filter(keep).border == 3
 
 
+def test_workers_of_ray_are_the_clusters(monkeypatch: pytest.MonkeyPatch) -> None:
+    pipeline = start().batch(4).map(same)
+    text = pipeline.explain(runner="ray", dp_size=2)
+    assert (
+        "cpus    as many workers as the Ray cluster has CPUs, shared by 2 ranks; it is not connected, so what" in text
+    )
+    assert pipeline.explain(runner="ray", workers=5).count("5 workers") == 2
+    assert "cpus    5 workers;" in pipeline.explain(runner="ray", workers=5)
+    monkeypatch.setattr("zvl.explain.cluster_cpus", lambda: 96)
+    text = pipeline.explain(runner="ray", dp_size=2)
+    assert "cpus    48 workers of the Ray cluster with 96 CPUs, shared by 2 ranks" in text
+    assert "one ordered window for all lanes, 48 workers" in text
+    assert "cpus    96 workers of the Ray cluster with 96 CPUs\n" in start().map(same, runner="ray").explain()
+    held = [memory(start().batch(4), workers=8, far=far).held for far in (False, True)]
+    assert held[0] < held[1], "more are on their way"
+    with pytest.raises(zvl.RecipeError, match="expected runner to be one of"):
+        pipeline.explain(runner="rays")
+
+
 def test_ranks_share_the_lanes_and_the_bytes() -> None:
     pipeline = start().shuffle(50).batch(2)
     assert "lanes   8 (2 on each of 4 ranks)" in pipeline.explain(dp_size=4)

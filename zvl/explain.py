@@ -11,6 +11,8 @@ from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, RandomMap, Sp
 from zvl.pipeline import Pipeline, Placed
 from zvl.protocols import WorkSource
 from zvl.reader import MOST_READS, first_reads, rows_ahead
+from zvl.runners import check_runner
+from zvl.runners._ray_cluster import cluster_cpus
 from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, most_grouped, own_lanes, window_size
 
 __all__ = ["Memory", "explain", "memory"]
@@ -42,8 +44,8 @@ class Memory:
         return self.reading + self.held + self.batches
 
 
-def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) -> Memory:
-    """Bound a rank's memory from the datasets' typical row sizes and the operators' fields."""
+def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None, far: bool = False) -> Memory:
+    """Bound a rank's memory from the datasets' typical row sizes and the operators' fields; `far`: on Ray's workers."""
     lanes = len(own_lanes(pipeline.lanes, 0, dp_size))
     workers = workers or cpu_budget()
     datasets = pipeline.source.datasets
@@ -54,7 +56,7 @@ def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) 
     samples = sum(operator.holds() for operator in planning if isinstance(operator, Accumulate))
     pure = sum(not isinstance(operator, Accumulate) for operator in planning)
     samples += most_grouped(lanes, row) * max(1, -(-2 * workers // lanes)) if pure else 0
-    window = window_size(workers, None, _splits(pipeline))
+    window = window_size(workers, None, _splits(pipeline), far)
     if planning:
         samples += -(-window // lanes) * _samples_per_batch(pipeline)
     return Memory(
@@ -64,8 +66,12 @@ def memory(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) 
     )
 
 
-def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None) -> str:
+def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None, runner: str = "threads") -> str:
     """The text of `Pipeline.explain`."""
+    far = check_runner(runner) == "ray" or any(placed.runner == "ray" for placed in pipeline.operators)
+    cpus = _cpu_line(workers)
+    if far and workers is None:
+        workers, cpus = _of_cluster(dp_size)
     workers = workers or cpu_budget()
     lanes = len(own_lanes(pipeline.lanes, 0, dp_size))
     lines = [*_source_lines(pipeline.source)]
@@ -74,7 +80,7 @@ def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None)
         f"lanes   {pipeline.lanes}{on_ranks}, a flush mark every {_count(pipeline.flush_every, 'row')}; a step takes "
         f"{_count(pipeline.batches_per_step, 'batch', 'batches')} of each"
     )
-    lines.append(_cpu_line(workers))
+    lines.append(cpus)
     lines.append(_reads_line(pipeline.source, lanes))
     lines.append("")
     lines.append("plan: per lane, images stay compressed")
@@ -85,7 +91,8 @@ def explain(pipeline: Pipeline, *, dp_size: int = 1, workers: int | None = None)
     if not behind:
         lines.append("  nothing")
     lines.append("")
-    lines += _memory_lines(pipeline, memory(pipeline, dp_size=dp_size, workers=workers), lanes, workers)
+    held = memory(pipeline, dp_size=dp_size, workers=workers, far=far)
+    lines += _memory_lines(pipeline, held, lanes, workers)
     lines += [f"warning {text}" for text in _warnings(pipeline)]
     return "\n".join(lines)
 
@@ -100,7 +107,22 @@ def _source_lines(source: WorkSource) -> Iterator[str]:
     yield from (f"source  {line}" for line in (weights() if weights else ()))
 
 
-def _cpu_line(workers: int) -> str:
+def _of_cluster(dp_size: int) -> tuple[int, str]:
+    """Ray's workers of a rank, as far as they can be known, and a line about them."""
+    cpus = cluster_cpus()
+    share = f", shared by {dp_size} ranks" if dp_size > 1 else ""
+    if cpus is not None:
+        workers = max(1, cpus // dp_size)
+        return workers, f"cpus    {_count(workers, 'worker')} of the Ray cluster with {_count(cpus, 'CPU')}{share}"
+    workers = cpu_budget()
+    return workers, (
+        f"cpus    as many workers as the Ray cluster has CPUs{share}; it is not connected, so what follows counts "
+        f"this machine's {_count(workers, 'CPU')}"
+    )
+
+
+def _cpu_line(workers: int | None) -> str:
+    workers = workers or cpu_budget()
     ranks = local_ranks()
     of_ranks = f" on each of {ranks} ranks of this node, {ranks * workers} together" if ranks > 1 else ""
     return f"cpus    {_count(workers, 'worker')}{of_ranks}; {_count(node_cpus(), 'CPU')} within reach"

@@ -165,11 +165,14 @@ class Pipeline:
             pixels=digest(pixels, 16),
         )
 
-    def explain(self, *, dp_size: int = 1, workers: int | None = None) -> str:
-        """The plan for people: order, border, parallelism, bytes held, the worst replay, and warnings."""
+    def explain(self, *, dp_size: int = 1, workers: int | None = None, runner: str = "threads") -> str:
+        """The plan for people: order, border, parallelism, bytes held, the worst replay, and warnings.
+
+        With ``runner="ray"`` without `workers`, those are the CPUs of the cluster that this process is connected to.
+        """
         from zvl.explain import explain
 
-        return explain(self, dp_size=dp_size, workers=workers)
+        return explain(self, dp_size=dp_size, workers=workers, runner=runner)
 
     def loader(
         self,

@@ -74,9 +74,7 @@ def verify(recipe: Path, arguments: Sequence[str], seed: int, folder: Path, paus
     assert child.returncode == 0, f"verify ended with {child.returncode}; {out.read_text()[:1000]} {said}"
     left = leftovers(shooter.seen, mark, before)
     assert not left, f"left behind: {left}; {said}"
-    # Ray prints a line about each dead actor, on the same output.
-    report = next(line for line in reversed(out.read_text().splitlines()) if line.startswith("{"))
-    shooter.result.report = json.loads(report)
+    shooter.result.report = json.loads(out.read_text())
     shooter.result.seconds = time.monotonic() - begun
     return shooter.result
 

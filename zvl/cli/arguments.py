@@ -7,13 +7,21 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["RUNNERS", "Recipe", "Workers", "integers", "words"]
+__all__ = ["RUNNERS", "Recipe", "Runner", "Workers", "integers", "words"]
 
 RUNNERS = ("threads", "processes", "inline", "ray")
 """Those of `zvl.runners`, which takes longer to import than a shell wants to wait."""
 
 Recipe = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe (TOML).", show_default=False)]
 Workers = Annotated[int | None, typer.Option(min=1, metavar="N", help="Workers of the runner; all CPUs if not given.")]
+Runner = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        help="Where operators run: threads, processes, inline, ray.",
+        autocompletion=lambda: list(RUNNERS),
+    ),
+]
 
 
 def integers(text: str, option: str) -> list[int]:

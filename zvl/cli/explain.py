@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from zvl.cli.arguments import Recipe, Workers
+from zvl.cli.arguments import Recipe, Runner, Workers
 from zvl.cli.output import console
 
 __all__ = ["explain", "print_plan"]
@@ -18,6 +18,7 @@ def explain(
     recipe: Recipe,
     dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")] = 1,
     workers: Workers = None,
+    runner: Runner = "threads",
 ) -> None:
     """Print a recipe's plan: its order, what runs where, the bytes held, the worst replay.
 
@@ -27,7 +28,7 @@ def explain(
     """
     from zvl.recipe import load_recipe
 
-    print_plan(load_recipe(recipe).explain(dp_size=dp_size, workers=workers))
+    print_plan(load_recipe(recipe).explain(dp_size=dp_size, workers=workers, runner=runner))
 
 
 def print_plan(text: str) -> None:

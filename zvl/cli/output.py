@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
     from rich.table import Table
 
-__all__ = ["INTERRUPTED", "columns", "console", "progress", "say", "say_error", "warnings_shown"]
+__all__ = ["INTERRUPTED", "columns", "console", "progress", "say", "say_error", "stdout_for_json", "warnings_shown"]
 
 INTERRUPTED = 130
 """Exit status after Ctrl-C, as shells have it."""
@@ -76,6 +77,24 @@ def progress() -> Iterator[Progress]:
     )
     with bars:
         yield bars
+
+
+@contextmanager
+def stdout_for_json(asked: bool) -> Iterator[None]:
+    """If `asked`, stdout is for the JSON alone that comes behind: what operators and libraries print meanwhile, in this
+    process or in those that it starts, goes to stderr. Ray, for one, prints a line for every actor that dies."""
+    if not asked:
+        yield
+        return
+    sys.stdout.flush()
+    kept = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        os.dup2(kept, 1)
+        os.close(kept)
 
 
 @contextmanager

@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zvl.cli.arguments import RUNNERS, Recipe, Workers
+from zvl.cli.arguments import Recipe, Runner, Workers
 from zvl.cli.meter import Meter
-from zvl.cli.output import INTERRUPTED, columns, console, progress, warnings_shown
+from zvl.cli.output import INTERRUPTED, columns, console, progress, stdout_for_json, warnings_shown
 from zvl.cli.states import load_states, save_state
 
 if TYPE_CHECKING:
@@ -35,14 +35,7 @@ def run(
     ] = None,
     dp_rank: Annotated[int, typer.Option(min=0, metavar="R", help="Which data-parallel rank this is.")] = 0,
     dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks share the lanes.")] = 1,
-    runner: Annotated[
-        str,
-        typer.Option(
-            metavar="NAME",
-            help="Where operators run: threads, processes, inline, ray.",
-            autocompletion=lambda: list(RUNNERS),
-        ),
-    ] = "threads",
+    runner: Runner = "threads",
     workers: Workers = None,
     isolate: Annotated[bool, typer.Option("--isolate", help="Run the loader in a process of its own.")] = False,
     prefetch: Annotated[
@@ -87,19 +80,22 @@ def run(
         raise typer.BadParameter("expected --checkpoint FILE beside it", param_hint="--checkpoint-every")
     pipeline = load_recipe(recipe)
     saver = Saver(checkpoint, checkpoint_every, pipeline.batches_per_step)
-    with pipeline.loader(
-        dp_rank=dp_rank,
-        dp_size=dp_size,
-        runner=runner,
-        workers=workers,
-        prefetch=prefetch,
-        quarantine=quarantine,
-        max_bad_fraction=max_bad_fraction,
-        max_steps=steps,
-        isolate=isolate,
-        hash_images=log is not None,
-        stall_warning_s=STALL_WARNING_S,
-    ) as loader:
+    with (
+        stdout_for_json(as_json),
+        pipeline.loader(
+            dp_rank=dp_rank,
+            dp_size=dp_size,
+            runner=runner,
+            workers=workers,
+            prefetch=prefetch,
+            quarantine=quarantine,
+            max_bad_fraction=max_bad_fraction,
+            max_steps=steps,
+            isolate=isolate,
+            hash_images=log is not None,
+            stall_warning_s=STALL_WARNING_S,
+        ) as loader,
+    ):
         if resume:
             states = load_states(resume)
             loader.load_state_dict(states[0] if len(states) == 1 else states, accept=accept)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from zvl.cli.arguments import RUNNERS, Recipe, integers, words
-from zvl.cli.output import columns, console, progress, say
+from zvl.cli.output import columns, console, progress, say, stdout_for_json
 
 if TYPE_CHECKING:
     from zvl.pipeline import Pipeline
@@ -60,15 +60,16 @@ def verify(
         sizes = [size for size in (1, 2, 4, 8) if pipeline.lanes % size == 0]
     else:
         sizes = integers(dp_sizes, "--dp-sizes")
-    report = _compare(
-        pipeline,
-        steps,
-        dp_sizes=sizes,
-        workers=integers(workers, "--workers"),
-        runners=words(runners, "--runners", "runner"),
-        isolate=ISOLATE[isolate],
-        resume_at=resume_at,
-    )
+    with stdout_for_json(as_json):
+        report = _compare(
+            pipeline,
+            steps,
+            dp_sizes=sizes,
+            workers=integers(workers, "--workers"),
+            runners=words(runners, "--runners", "runner"),
+            isolate=ISOLATE[isolate],
+            resume_at=resume_at,
+        )
     if as_json:
         typer.echo(json.dumps(report.to_json()))
     else:

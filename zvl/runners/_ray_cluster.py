@@ -13,7 +13,7 @@ from typing import Any
 from zvl.budget import node_cpus
 from zvl.errors import RecipeError, ZvlError, isolate
 
-__all__ = ["Session", "address_of_cluster", "check_ray"]
+__all__ = ["Session", "address_of_cluster", "check_ray", "cluster_cpus"]
 
 _lock = threading.Lock()
 _users = 0
@@ -32,6 +32,12 @@ def address_of_cluster() -> dict[str, str]:
     if ray is None or not ray.is_initialized():
         return {}
     return {"RAY_ADDRESS": str(ray.get_runtime_context().gcs_address)}
+
+
+def cluster_cpus() -> int | None:
+    """CPUs of the cluster that this process is connected to; None if to none."""
+    ray = sys.modules.get("ray")
+    return None if ray is None or not ray.is_initialized() else int(ray.cluster_resources().get("CPU", 0))
 
 
 class Session:
