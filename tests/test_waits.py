@@ -13,9 +13,9 @@ import pytest
 from waits_operators import NAP, nap, same
 
 import zvl
-from zvl.batch import Batch, Segment
+from zvl.batch import Batch, Finished, Segment
 from zvl.operator import Sample
-from zvl.waits import NO_PLAN, NOT_MADE, Clock, Waits, kind_of
+from zvl.waits import NO_PLAN, NOT_MADE, Clock, Made, Plan, Waits, kind_of
 
 RUNNERS: list[dict[str, Any]] = [
     {"runner": "inline"},
@@ -96,10 +96,11 @@ def test_planning_waits_go_to_datasets_by_what_the_batches_hold() -> None:
     assert stats["waited_for_s"]["size"]["text"] == pytest.approx(datasets["more"] + datasets["some"], rel=0.01)
 
 
-def batch(*segments: Segment) -> Batch:
-    made = Batch()
-    made.segments, made.image_rows = [tuple(segments)], []
-    return made
+def deliver(waits: Waits, segments: Sequence[Segment], plan: Plan, made: Made, ready: float) -> None:
+    """As if a batch of these samples had been delivered."""
+    batch = Batch()
+    batch.segments, batch.image_rows = [tuple(segments)], []
+    waits.deliver(Finished.of(batch, made, blank=False), plan, ready)
 
 
 def test_a_wait_is_cut_where_planning_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -107,7 +108,7 @@ def test_a_wait_is_cut_where_planning_ended(monkeypatch: pytest.MonkeyPatch) -> 
     now = [100.0]
     monkeypatch.setattr("zvl.waits.perf_counter", lambda: now[0])
     waits.begin()
-    waits.deliver(batch(), NO_PLAN, NOT_MADE, 100.0)  # the first is another matter
+    deliver(waits, [], NO_PLAN, NOT_MADE, 100.0)  # the first is another matter
     waits.begin()
     now[0] = 110.5
     plan: Any = (
@@ -118,7 +119,7 @@ def test_a_wait_is_cut_where_planning_ended(monkeypatch: pytest.MonkeyPatch) -> 
         104.0,
     )
     costs = {("patchify", "web", "1-4"): 2.0, ("patchify", "docs", "<0.3"): 1.0}
-    waits.deliver(batch(Segment("docs/x#1@0", 0, 10, 0, 1)), plan, (0.0, costs), 110.0)
+    deliver(waits, [Segment("docs/x#1@0", 0, 10, 0, 1)], plan, (0.0, costs), 110.0)
     stats = waits.stats()
     assert stats["waited_s"] == pytest.approx(10.5)
     seconds = stats["waited_for_s"]
@@ -136,11 +137,11 @@ def test_a_batch_that_waits_for_a_worker_waits_for_planning(monkeypatch: pytest.
     now = [10.0]
     monkeypatch.setattr("zvl.waits.perf_counter", lambda: now[0])
     waits.begin()
-    waits.deliver(batch(), NO_PLAN, NOT_MADE, 10.0)
+    deliver(waits, [], NO_PLAN, NOT_MADE, 10.0)
     waits.begin()
     now[0] = 15.0
     plan: Any = {}, {"tokenize": 4.0, "read": 5.0}, 0.0, {}, 9.0
-    waits.deliver(batch(Segment("web/x#1@0", 0, 10, 0, 1)), plan, (14.0, {("patchify", "web", "1-4"): 1.0}), 15.0)
+    deliver(waits, [Segment("web/x#1@0", 0, 10, 0, 1)], plan, (14.0, {("patchify", "web", "1-4"): 1.0}), 15.0)
     operators = waits.stats()["waited_for_s"]["operator"]
     assert operators["tokenize"] == pytest.approx(4.0)
     assert operators["patchify"] == pytest.approx(1.0)
@@ -153,7 +154,7 @@ def test_the_first_batch_waits_for_workers_to_start(monkeypatch: pytest.MonkeyPa
     waits.begin()
     now[0] = 20.0
     plan: Any = {(("tokenize",), ""): 6.0}, {"tokenize": 1.0}, 0.0, {}, 16.0
-    waits.deliver(batch(Segment("web/x#1@0", 0, 10, 0, 1)), plan, (18.0, {("patchify", "web", "1-4"): 2.0}), 20.0)
+    deliver(waits, [Segment("web/x#1@0", 0, 10, 0, 1)], plan, (18.0, {("patchify", "web", "1-4"): 2.0}), 20.0)
     assert waits.stats()["waited_for_s"]["operator"] == pytest.approx(
         {"start": 7.0, "patchify": 2.0, "tokenize": 1.0, "delivery": 0.0}
     )
@@ -163,9 +164,7 @@ def test_short_waits_are_shared_out_together_and_none_is_lost() -> None:
     waits = Waits(["web"])
     for _ in range(200):
         waits.begin()
-        waits.deliver(
-            batch(Segment("web/x#1@0", 0, 1, 0, 0)), NO_PLAN, (0.0, {("f", "", ""): 1.0}), time.perf_counter()
-        )
+        deliver(waits, [Segment("web/x#1@0", 0, 1, 0, 0)], NO_PLAN, (0.0, {("f", "", ""): 1.0}), time.perf_counter())
     before = waits.stats()
     named = sum(before["waited_for_s"]["operator"].values())
     assert named <= before["waited_s"] < named + 0.03
@@ -179,7 +178,7 @@ def test_counters_never_fall() -> None:
     for number in range(200):
         waits.begin()
         costs = {(f"f{number % 3}", "", ""): 1.0}
-        waits.deliver(batch(Segment("web/x#1@0", 0, 1, 0, 0)), NO_PLAN, (0.0, costs), time.perf_counter())
+        deliver(waits, [Segment("web/x#1@0", 0, 1, 0, 0)], NO_PLAN, (0.0, costs), time.perf_counter())
         now = waits.stats()["waited_for_s"]["operator"]
         assert all(now[name] >= seconds for name, seconds in last.items())
         last = now

@@ -19,7 +19,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from zvl.blocklist import BlockList
 from zvl.errors import StateError
@@ -29,8 +29,7 @@ __all__ = ["VERSION", "Identity", "LaneState", "Restored", "merge", "restore", "
 VERSION = 1
 
 
-@dataclass(frozen=True)
-class LaneState:
+class LaneState(NamedTuple):
     """Where one lane stands. `clean` None means the source's very beginning; `blocked` is a block list's version."""
 
     clean: Any = None

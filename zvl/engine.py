@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
 
+from zvl.batch import Finished
 from zvl.checkpoint import LaneState
 from zvl.elements import Dropped, Planned, Waiting
 from zvl.errors import ZvlError, isolate
@@ -33,11 +34,11 @@ URGENT = -1
 
 
 class Delivery(NamedTuple):
-    """A batch on its way: `future` gives its finished sample. None for one that is skipped."""
+    """A batch on its way: `future` gives its finished sample, or is the batch. None for one that is skipped."""
 
     planned: Planned
     step: int
-    future: Future[Sample] | None
+    future: Future[Sample] | Finished | None
 
 
 class StepStart(NamedTuple):

@@ -99,9 +99,13 @@ class IsolatedLoader(Loader):
         return self._remote
 
     def _take(self) -> Delivery | StepStart:
+        engine = self._engine or self._start()
         while True:
             try:
-                return super()._take()
+                event = engine.take()
+                return event if isinstance(event, Delivery) else self._passed(event)
+            except TimeoutError:
+                self._patience.overdue(self._since, self._stalled)
             except Died as death:
                 self._remote.replace(death, self._position())
 

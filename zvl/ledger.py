@@ -61,8 +61,10 @@ class Ledger:
 
     def check(self) -> None:
         """ZvlError if more than `max_bad_fraction` of the samples since this loader began were bad."""
+        if self._limit is None or self.passed < MIN_SAMPLES:
+            return
         bad = self.bad.total()
-        if self._limit is None or self.passed < MIN_SAMPLES or bad <= self._limit * self.passed:
+        if bad <= self._limit * self.passed:
             return
         reasons = ", ".join(f"{name} {count:,}" for name, count in self.bad.most_common())
         raise ZvlError(

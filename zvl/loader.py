@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar
 
 from zvl import logs
-from zvl.batch import Batch
+from zvl.batch import Batch, Finished, finish
 from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget, nbytes
 from zvl.checkpoint import LaneState, restore, to_json
@@ -35,7 +35,7 @@ from zvl.runners.threads import ThreadRunner
 from zvl.shared.memory import warn_of_memory
 from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, at_least_one, own_lanes, window_size
 from zvl.stalls import Patience, check_seconds, tell, working
-from zvl.waits import COSTS, NOT_MADE, RANKS, START, Clock, Waits
+from zvl.waits import RANKS, START, Clock, Waits
 
 __all__ = ["Loader"]
 
@@ -136,7 +136,9 @@ class Loader:
         return self
 
     def __next__(self) -> Batch:
-        self._enter()  # by hand what `_unless_broken` does, which would take as long as the rest
+        if self._broken:
+            self._enter()
+        self._broken = True  # by hand what `_unless_broken` does, which would take as long as the rest
         try:
             batch = None if self._finished else self._next_batch()
             self._broken = False
@@ -168,8 +170,7 @@ class Loader:
 
     def _next_batch(self) -> Batch | None:
         """The next batch, None at the end."""
-        self._begun = perf_counter()
-        self._waits.begin()
+        self._begun = self._waits.begin()
         while True:
             event = self._take()
             if isinstance(event, Delivery):
@@ -179,7 +180,9 @@ class Loader:
 
     def _take(self) -> Delivery | StepStart:
         """The next event in order; raises what ends the stream."""
-        event = self.outlast((self._engine or self._start()).take)
+        return self._passed(self.outlast((self._engine or self._start()).take))
+
+    def _passed(self, event: Delivery | StepStart | Failure) -> Delivery | StepStart:
         if isinstance(event, Failure):
             raise event.error
         if isinstance(event, StepStart):
@@ -357,15 +360,19 @@ class Loader:
         return event.has_data or self._dp[1] > 1
 
     def _deliver(self, delivery: Delivery) -> Batch:
-        planned = delivery.planned
-        assert delivery.future is not None  # `skip` has passed those that are skipped
-        sample = self.outlast(delivery.future.result)
-        ready, made = perf_counter(), sample.pop(COSTS, NOT_MADE)
-        batch = Batch.from_sample(sample, step=delivery.step, lane=planned.lane)
-        self._ledger.deliver(sum(map(len, batch.segments)) or int(not planned.blank), batch.masked)
+        planned, step, future = delivery
+        assert future is not None  # `skip` has passed those that are skipped
+        if isinstance(future, Finished):
+            ready, finished = perf_counter(), future
+        else:
+            sample = self.outlast(future.result)
+            ready = perf_counter()
+            finished = finish(sample, step=step, lane=planned.lane, blank=planned.blank)
+        batch = finished.batch
+        self._ledger.deliver(finished.samples, batch.masked)
         self._pass(planned)
-        batch.state = partial(to_json, self._identity, self._blocks, self._states.copy())
-        self._waits.deliver(batch, planned.plan, made, ready)
+        batch._state = partial(to_json, self._identity, self._blocks, self._states.copy())
+        self._waits.deliver(finished, planned.plan, ready)
         return batch
 
     def _pass(self, planned: Planned) -> None:

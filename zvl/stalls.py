@@ -61,10 +61,14 @@ class Patience:
             try:
                 return wait(left)
             except TimeoutError:
-                if self._due(since()) <= perf_counter():  # what is waited for may have been wanted only meanwhile
-                    self._told += 1
-                    tell(perf_counter() - self._began)
-                left = max(0.0, self._due(since()) - perf_counter())
+                left = self.overdue(since, tell)
+
+    def overdue(self, since: Callable[[], float], tell: Callable[[float], None]) -> float:
+        """Call `tell` if a wait has taken too long; the seconds until it has again."""
+        if self._due(since()) <= perf_counter():  # what is waited for may have been wanted only meanwhile
+            self._told += 1
+            tell(perf_counter() - self._began)
+        return max(0.0, self._due(since()) - perf_counter())
 
     def _due(self, began: float) -> float:
         assert self.seconds is not None

@@ -14,7 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zvl.batch import Batch
+    from zvl.batch import Finished
 
 __all__ = [
     "COSTS",
@@ -197,10 +197,11 @@ class Waits:
         """Waits for workers that were planning."""
         self._counts = {"batches": 0, "images": 0, "tokens": 0, "loss_tokens": 0}
 
-    def begin(self) -> None:
-        """`next` begins to wait."""
-        self._mark = perf_counter()
+    def begin(self) -> float:
+        """`next` begins to wait: now, by `time.perf_counter`."""
         self._waiting = True
+        self._mark = now = perf_counter()
+        return now
 
     def lap(self, operator: str) -> None:
         """The time since the last mark, if `next` waits, was that of `operator`."""
@@ -209,14 +210,15 @@ class Waits:
             _add(self._waited, (operator, OTHER, OTHER), now - self._mark)
             self._mark = now
 
-    def deliver(self, batch: Batch, plan: Plan | None, made: Made, ready: float) -> None:
+    def deliver(self, finished: Finished, plan: Plan | None, ready: float) -> None:
         """`next` ends with a batch that was there at `ready`, by `time.perf_counter`."""
-        counts, segments = self._counts, batch.segments
+        batch, (begun, costs), _, images, tokens, loss_tokens = finished
+        counts = self._counts
         counts["batches"] += 1
-        counts["images"] += len(batch.image_rows)
-        counts["tokens"] += sum([segment[2] - segment[1] for row in segments for segment in row])  # stop - start
-        counts["loss_tokens"] += int(batch.get("num_loss_tokens", 0))
-        plan, (begun, costs) = plan or NO_PLAN, made
+        counts["images"] += images
+        counts["tokens"] += tokens
+        counts["loss_tokens"] += loss_tokens
+        plan = plan or NO_PLAN
         for operator, seconds in plan[1].items():
             self._busy[operator] = self._busy.get(operator, 0.0) + seconds
         for operator, share in plan[3].items():
@@ -229,7 +231,7 @@ class Waits:
         self._queued += begun - complete
         self._making += ready - begun
         if self._planning + self._queued + self._making > POOLED_S or counts["batches"] % POOLED == 1:
-            self._share_out(plan, costs, self._makeup(segments))
+            self._share_out(plan, costs, self._makeup(batch.segments))
         self._waited[DELIVERED] = self._waited.get(DELIVERED, 0.0) + perf_counter() - ready
         self._waiting = False
 

@@ -5,20 +5,27 @@ from __future__ import annotations
 import queue
 import socket
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Protocol
 
-from zvl.engine import Failure
+from zvl.batch import finish
+from zvl.elements import Planned
+from zvl.engine import Delivery, Failure, StepStart
+from zvl.logs import Notice
 from zvl.runners._settle import attempt
 from zvl.shared.frames import FrameReader, set_patience
 from zvl.shared.segments import Inlet
 
 __all__ = ["Ahead", "Arrivals", "Here"]
 
+Arrived = tuple[Delivery | StepStart | Failure | list[Notice], int]
+"""An event, and the engine's `peak_bytes`; a list is what there is to log."""
+
 
 class Arrivals(Protocol):
-    """Events with the engine's `peak_bytes`, in order."""
+    """Events in order. `give_back` tells the process what the trainer has let go of."""
 
-    def take(self) -> tuple[Any, int] | None:
+    def take(self) -> Arrived | None:
         """The next; blocks. None if the process is gone; TimeoutError if it says nothing for `silence_s`."""
 
     def close(self) -> None:
@@ -28,13 +35,17 @@ class Arrivals(Protocol):
 class Here:
     """Read and unpacked by who takes them."""
 
-    def __init__(self, sock: socket.socket, inlet: Inlet, silence_s: float | None) -> None:
+    def __init__(
+        self, sock: socket.socket, inlet: Inlet, give_back: Callable[[], None], silence_s: float | None
+    ) -> None:
         self._frames = FrameReader(sock)
         self._inlet = inlet
+        self._give_back = give_back
         if silence_s is not None:
             set_patience(sock, silence_s)
 
-    def take(self) -> tuple[Any, int] | None:
+    def take(self) -> Arrived | None:
+        self._give_back()
         return _next(self._frames, self._inlet)
 
     def close(self) -> None:
@@ -42,21 +53,23 @@ class Here:
 
 
 class Ahead:
-    """Read and unpacked by a thread while the trainer computes, so that `next()` finds them done.
+    """Read, unpacked and made into batches by a thread while the trainer computes, so that `next()` finds them done.
 
     They are no more than what the process gives in advance. The thread sleeps until something comes, and works a tenth
     of a millisecond then.
     """
 
-    def __init__(self, sock: socket.socket, inlet: Inlet, silence_s: float | None) -> None:
-        self._events: queue.SimpleQueue[tuple[Any, int] | None] = queue.SimpleQueue()
+    def __init__(
+        self, sock: socket.socket, inlet: Inlet, give_back: Callable[[], None], silence_s: float | None
+    ) -> None:
+        self._events: queue.SimpleQueue[Arrived | None] = queue.SimpleQueue()
         self._silence_s = silence_s
         self._thread = threading.Thread(
-            target=_read, args=(FrameReader(sock), inlet, self._events), name="zvl-arrivals", daemon=True
+            target=_read, args=(FrameReader(sock), inlet, give_back, self._events), name="zvl-arrivals", daemon=True
         )
         self._thread.start()
 
-    def take(self) -> tuple[Any, int] | None:
+    def take(self) -> Arrived | None:
         try:
             return self._events.get(timeout=self._silence_s)
         except queue.Empty:
@@ -67,7 +80,9 @@ class Ahead:
             self._thread.join()
 
 
-def _read(frames: FrameReader, inlet: Inlet, events: queue.SimpleQueue[tuple[Any, int] | None]) -> None:
+def _read(
+    frames: FrameReader, inlet: Inlet, give_back: Callable[[], None], events: queue.SimpleQueue[Arrived | None]
+) -> None:
     """The thread. It knows neither the loader nor its `Remote`, so that it does not keep them."""
     while True:
         event, error = attempt(_next, (frames, inlet))
@@ -75,11 +90,17 @@ def _read(frames: FrameReader, inlet: Inlet, events: queue.SimpleQueue[tuple[Any
         if event is None:
             return
         del event  # nor a batch, while it waits for the next
+        give_back()  # what the trainer had before the batch that made room for this one
 
 
-def _next(frames: FrameReader, inlet: Inlet) -> tuple[Any, int] | None:
+def _next(frames: FrameReader, inlet: Inlet) -> Arrived | None:
     frame = frames.receive()
     if frame is None:
         return None
-    event: tuple[Any, int] = inlet.unpack(frame)
-    return event
+    event, peak_bytes = inlet.unpack(frame)
+    if type(event) is tuple:
+        fields, step, sample = event
+        planned = Planned(*fields)
+        finished = None if sample is None else finish(sample, step=step, lane=planned.lane, blank=planned.blank)
+        event = Delivery(planned, step, finished)
+    return event, peak_bytes

@@ -1,11 +1,10 @@
 """What trainers and the loader's process say to each other.
 
 Who starts the process sends it a `Setup`. A trainer sends a `Position` first and gets an error or a `Welcome`, with two
-descriptors: the shared file, and a bell to ring behind whatever it says from then on. Then events come, as
-``(event, engine's peak_bytes)``. A Delivery comes as a tuple ``(fields of Planned, step, sample)``, since every class
-costs the trainer some microseconds; its sample is None where it is skipped. A list holds what there is to log
-(`zvl.logs.Notice`). Meanwhile the trainer sends ``(batches taken so far, segments let go of)`` with every `take`, and
-`Skip`, and at last `Bye`.
+descriptors: the shared file, and a bell. Then events come, as ``(event, engine's peak_bytes)``. A Delivery comes as a
+tuple ``(fields of Planned, step, sample)``; its sample is None where it is skipped. A list holds what there is to log
+(`zvl.logs.Notice`). Meanwhile the trainer adds `TAKEN` to the bell for every batch, and `SAID` behind whatever it
+sends: lists of segments that it has let go of, `Skip`, and at last `Bye`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,10 @@ from typing import Any, NamedTuple
 from zvl.blocklist import BlockList
 from zvl.checkpoint import Identity
 
-__all__ = ["Bye", "Position", "Setup", "Skip", "Welcome"]
+__all__ = ["SAID", "TAKEN", "Bye", "Position", "Setup", "Skip", "Welcome"]
+
+SAID, TAKEN = 1, 1 << 32
+"""What a bell, an eventfd, adds up: messages, and batches that the trainer comes back from."""
 
 
 class Setup(NamedTuple):

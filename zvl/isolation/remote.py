@@ -2,45 +2,32 @@
 
 from __future__ import annotations
 
-import io
 import os
 import pickle
 import signal
-import socket
 import subprocess
-import sys
 import threading
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from zvl import logs
-from zvl.elements import Planned
 from zvl.engine import Delivery, Failure, StepStart
 from zvl.errors import ZvlError
 from zvl.isolation.arrivals import Ahead, Arrivals, Here
-from zvl.isolation.meeting import address, join
+from zvl.isolation.line import Line, meet, start
 from zvl.isolation.messages import Bye, Position, Setup, Skip
 from zvl.isolation.pinning import Pins
-from zvl.runners._ray_cluster import address_of_cluster
-from zvl.shared.child import ONE_THREAD, start_child
-from zvl.shared.frames import receive_frame, send_frame
 from zvl.shared.pickling import loads
 from zvl.shared.segments import Inlet
 from zvl.stalls import Awaited
 
 __all__ = ["Died", "Remote"]
 
-SERVER = "zvl.isolation.server:main"
-
 RESTARTS = 3
 """How often a loader's process is replaced."""
-
-ONCE = (1).to_bytes(8, sys.byteorder)
-"""What makes a bell ring: the kernel adds it to the bell's count."""
 
 PATIENCE_S = 3.0
 """How long the process may take to end by itself."""
@@ -51,39 +38,6 @@ _lingering: list[subprocess.Popen[bytes]] = []
 
 class Died(ZvlError):
     """The loader's process is gone. Only for `Remote` and its owner: users see a plain ZvlError."""
-
-
-class Link(NamedTuple):
-    """A connection to the loader's process, and that process where this one has started it."""
-
-    sock: socket.socket
-    child: subprocess.Popen[bytes] | None
-
-
-def _link(setup: bytes) -> Link:
-    """Start a loader's process for this trainer alone."""
-    # The system would kill it with the thread that starts it; the main one lives as long as this process.
-    child = start_child(
-        SERVER, ONE_THREAD | address_of_cluster(), outlives=threading.current_thread() is not threading.main_thread()
-    )
-    _send(child.sock, setup)
-    return Link(child.sock, child.process)
-
-
-def _meet(setup: bytes, name: str, dp_rank: int) -> Link:
-    """Connect to the shared loader `name`; the first to come starts its process."""
-    sock, first = join(address(name, dp_rank))
-    if not first:
-        return Link(sock, None)
-    with sock:
-        child = start_child(SERVER, ONE_THREAD | address_of_cluster(), outlives=True)
-        _send(child.sock, setup, [sock.fileno()])
-    return Link(child.sock, child.process)
-
-
-def _send(sock: socket.socket, payload: bytes, fds: Sequence[int] = ()) -> None:
-    with suppress(OSError):  # it has died: what is read next says so, behind what it has sent before
-        send_frame(sock, payload, fds)
 
 
 class Remote:
@@ -115,18 +69,18 @@ class Remote:
         return self._link.child is not None
 
     def _connect(self) -> None:
-        self._link = _meet(self._setup, *self._share) if self._share else _link(self._setup)
+        self._link = meet(self._setup, *self._share) if self._share else start(self._setup)
         self._released: deque[int] = deque()
-        self._taken = self._told = 0
+        self._owes = False
+        """Whether the process does not know yet that the batch last given was taken."""
         self._arrivals: Arrivals | None = None
-        self._bell: io.FileIO | None = None
         self._pins: Pins | None = None
 
     def begin(self, position: Position) -> None:
         """Let it work from there on. Raises what it refuses, Died."""
         while True:
-            self._tell(position)
-            frame = receive_frame(self._link.sock)
+            self._link.say(position)
+            frame = self._link.hear()
             if frame is not None:
                 break
             if self._share is None or self._link.child is not None:
@@ -137,14 +91,15 @@ class Remote:
         answer = loads(payload, {}.get)
         if isinstance(answer, ZvlError):
             raise answer
-        self._bell = io.FileIO(fds[1], "w")
+        line, released = self._link, self._released
+        line.set_bell(fds[1])
         if self._cuda is None:
-            inlet = Inlet(fds[0], answer.span, self._released.append)
-            self._arrivals = Ahead(self._link.sock, inlet, self._silence_s)
+            inlet = Inlet(fds[0], answer.span, released.append)
+            self._arrivals = Ahead(line.sock, inlet, partial(_give_back, line, released, None), self._silence_s)
         else:  # CUDA's calls belong to the thread that has chosen the device
             self._pins = pins = Pins(self._cuda)
-            inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, self._released), pins.leased)
-            self._arrivals = Here(self._link.sock, inlet, self._silence_s)
+            inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, released), pins.leased)
+            self._arrivals = Here(line.sock, inlet, partial(_give_back, line, released, pins), self._silence_s)
         os.close(fds[0])
 
     threads: Sequence[threading.Thread] = ()
@@ -157,9 +112,9 @@ class Remote:
         """The next event. Raises Died, TimeoutError if the process says nothing for `silence_s`."""
         arrivals = self._arrivals
         assert arrivals is not None
-        if self._told < self._taken:
-            self._told = self._taken
-            self._tell((self._taken, self._drained()))
+        if self._owes:
+            self._owes = False
+            self._link.took()
         while True:
             arrived = arrivals.take()
             if arrived is None:
@@ -167,27 +122,20 @@ class Remote:
                     return Failure(ZvlError("the loader was closed while its next batch was awaited"))
                 raise self._death()
             event, self.peak_bytes = arrived
-            if type(event) is list:
+            if isinstance(event, Delivery):
+                self._owes = True
+                return event
+            if isinstance(event, list):
                 logs.replay(event)
                 continue
-            if type(event) is tuple:
-                planned, step, sample = event
-                self._taken += 1
-                return Delivery(Planned(*planned), step, None if sample is None else _Done(sample))
             if isinstance(event, StepStart):
                 if event.step <= self._announced:
                     continue  # one that a process which has died had announced
                 self._announced = event.step
-            assert isinstance(event, StepStart | Failure)
             return event
 
-    def _drained(self) -> list[int]:
-        """What the trainer has let go of since it was last asked."""
-        released = [self._released.popleft() for _ in range(len(self._released))]
-        return released if self._pins is None else self._pins.settled(released)
-
     def skip_to(self, step: int) -> None:
-        self._tell(Skip(step))
+        self._link.say(Skip(step))
 
     def replace(self, death: Died, position: Position) -> None:
         """Put a new process in the place of one that was killed. ZvlError if that has happened too often."""
@@ -205,11 +153,6 @@ class Remote:
                 death = again
             else:
                 return
-
-    def _tell(self, message: Any) -> None:
-        _send(self._link.sock, pickle.dumps(message, protocol=5))
-        if self._bell is not None:
-            self._bell.write(ONCE)
 
     def _death(self) -> Died:
         child = self._link.child
@@ -237,7 +180,7 @@ class Remote:
         if self._closed:
             return
         self._closed = True
-        self._tell(Bye(self._drained()))
+        self._link.say(Bye(_drained(self._released, self._pins)))
         self._disconnect()
         child = self._link.child
         _lingering[:] = [one for one in _lingering if one.poll() is None]
@@ -249,13 +192,10 @@ class Remote:
             _leave(child)
 
     def _disconnect(self) -> None:
-        with suppress(OSError):
-            self._link.sock.shutdown(socket.SHUT_RDWR)  # wakes a `take` in another thread
+        self._link.hang_up()
         if self._arrivals is not None:
             self._arrivals.close()
-        self._link.sock.close()
-        if self._bell is not None:
-            self._bell.close()
+        self._link.close()
         if self._pins is not None:
             self._pins.close()
         self._arrivals = self._pins = None
@@ -264,6 +204,21 @@ class Remote:
 def _let_go(pins: Pins, released: deque[int], segment: int) -> None:
     pins.let_go(segment)
     released.append(segment)
+
+
+def _give_back(line: Line, released: deque[int], pins: Pins | None) -> None:
+    """Tell the process what the trainer has let go of since the last time, if anything."""
+    segments = _drained(released, pins)
+    if segments:
+        line.say(segments)
+
+
+def _drained(released: deque[int], pins: Pins | None) -> list[int]:
+    segments: list[int] = []
+    with suppress(IndexError):  # another thread may be at it
+        while released:
+            segments.append(released.popleft())
+    return segments if pins is None else pins.settled(segments)
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
@@ -281,13 +236,3 @@ def _leave(child: subprocess.Popen[bytes]) -> None:
         child.wait(1.5)
     except subprocess.TimeoutExpired:
         _lingering.append(child)
-
-
-class _Done(Future[Any]):
-    """A future that is done; a real one would cost the trainer ten times as much."""
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def result(self, timeout: float | None = None) -> Any:
-        return self._value

@@ -7,16 +7,16 @@ import pickle
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from time import perf_counter
 from typing import Any
 
 from zvl import logs, shared
-from zvl.batch import with_loss_tokens
+from zvl.batch import Finished, with_loss_tokens
 from zvl.engine import Delivery, Events, Failure
 from zvl.errors import StateError, ZvlError, isolate
-from zvl.isolation.messages import Bye, Position, Setup, Skip, Welcome
+from zvl.isolation.messages import TAKEN, Bye, Position, Setup, Skip, Welcome
 from zvl.loader import Loader
 from zvl.shared.child import load_here
 from zvl.shared.frames import receive_frame, send_frame, wait_for_bell
@@ -45,18 +45,26 @@ class Peer:
         self.asked = 0.0
         """When it said so."""
         self.said_bye = False
-        self.bell = os.eventfd(0, os.EFD_SEMAPHORE | os.EFD_CLOEXEC)
-        """It rings once for whatever it says after it was let in."""
+        self.bell = os.eventfd(0, os.EFD_CLOEXEC)
+        """See `zvl.isolation.messages`."""
 
     def __del__(self) -> None:
         os.close(self.bell)
 
-    def hear(self) -> Any:
-        """What it says next; None when it has gone."""
-        if self.position is not None:
-            wait_for_bell(self.bell, self.sock)
-        frame = receive_frame(self.sock)
-        return None if frame is None else pickle.loads(frame[0])
+    def hear(self) -> Iterator[Any]:
+        """What it says until it has gone; a number is that of batches which it has taken meanwhile."""
+        messages = 1  # its position; there is no bell yet
+        while True:
+            for _ in range(messages):
+                frame = receive_frame(self.sock)
+                if frame is None:
+                    return
+                yield pickle.loads(frame[0])
+            taken, messages = divmod(wait_for_bell(self.bell, self.sock), TAKEN)
+            if taken:
+                yield taken
+            elif not messages:  # it has gone: what is left, if it had no time to ring
+                messages = sys.maxsize
 
     def send(self, payload: bytes, fds: Sequence[int] = ()) -> None:
         with suppress(OSError):  # it has died: its thread hears of that
@@ -156,6 +164,7 @@ class Server:
                 taken = self._loader.outlast(self._engine.take)
                 if isinstance(taken, Delivery):
                     future = taken.future
+                    assert not isinstance(future, Finished)
                     sample = None if future is None else with_loss_tokens(self._loader.outlast(future.result))
                     event = (tuple(taken.planned), taken.step, sample)
                 else:
@@ -245,7 +254,7 @@ class Server:
 
     def _listen(self, peer: Peer) -> None:
         """A trainer's thread: heed what it says until it has gone."""
-        while (said := peer.hear()) is not None:
+        for said in peer.hear():
             with self._changed:
                 self._heed(peer, said)
                 self._changed.notify_all()
@@ -259,8 +268,11 @@ class Server:
         if nobody and not self._done.wait(LAST_WORDS_S):
             os._exit(0)  # the engine is busy with what nobody wants any more
 
-    def _heed(self, peer: Peer, said: Position | Skip | Bye | tuple[int, list[int]]) -> None:
-        if isinstance(said, Position):
+    def _heed(self, peer: Peer, said: Position | Skip | Bye | list[int] | int) -> None:
+        if isinstance(said, int):
+            peer.taken += said
+            peer.asked = perf_counter()
+        elif isinstance(said, Position):
             peer.position = said
             self._joining.append(peer)
         elif isinstance(said, Skip):
@@ -269,12 +281,8 @@ class Server:
         else:
             if isinstance(said, Bye):
                 peer.said_bye = True
-                released = said.released
-            else:
-                peer.taken, released = said
-                peer.asked = perf_counter()
             if peer.outlet is not None:
-                peer.outlet.release(released)
+                peer.outlet.release(said.released if isinstance(said, Bye) else said)
 
     def _skip(self) -> None:
         """Skip what no trainer wants. While others may still come, they want everything."""

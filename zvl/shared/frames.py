@@ -91,8 +91,8 @@ class FrameReader:
         return payload if _fill(self._sock, memoryview(payload)[begun:]) else None
 
 
-def wait_for_bell(bell: int, sock: socket.socket) -> None:
-    """Until somebody adds to `bell`, an eventfd, or the other end of `sock` is gone.
+def wait_for_bell(bell: int, sock: socket.socket) -> int:
+    """What has been added to `bell`, an eventfd, as soon as it is more than 0; 0 if the other end of `sock` is gone.
 
     Whoever waits for a socket's data is run by the system on the sender's CPU and in its place, since a sender is
     expected to wait for an answer: that would cost a sender that computes some milliseconds. A bell wakes elsewhere.
@@ -100,8 +100,7 @@ def wait_for_bell(bell: int, sock: socket.socket) -> None:
     poll = select.poll()
     poll.register(bell, select.POLLIN)
     poll.register(sock, select.POLLRDHUP)
-    if any(fd == bell for fd, _ in poll.poll()):
-        os.eventfd_read(bell)
+    return os.eventfd_read(bell) if any(fd == bell for fd, _ in poll.poll()) else 0
 
 
 def set_patience(sock: socket.socket, seconds: float) -> None:
