@@ -24,7 +24,8 @@ class _Seen:
     def __init__(self, deaths: int) -> None:
         self.deaths = deaths
         """In a row, before it."""
-        self.worked = False
+        self.worked = self.rested = False
+        """Whether it was ever seen at work, and at none behind that."""
 
 
 class Sparing:
@@ -47,9 +48,10 @@ class Sparing:
             deaths = [count for when, of, count in self._deaths if of == above and now - when < REPLACED_S]
             self._seen[pid] = _Seen(max(deaths, default=0))
         seen = self._seen[pid]
-        if seen.worked and not works:
-            seen.deaths = 0
-        seen.worked = works
+        if works and seen.rested:  # it begins the next call; at rest, the answer to the last may not be sent yet
+            seen.deaths, seen.rested = 0, False
+        seen.rested |= seen.worked and not works
+        seen.worked |= works
         return seen.deaths < MOST
 
     def kill(self, pid: int) -> str:
