@@ -13,7 +13,7 @@ import pytest
 from waits_operators import NAP, nap, same
 
 import zvl
-from zvl.batch import Batch, Finished, Segment
+from zvl.batch import Batch, Counts, Segment
 from zvl.operator import Sample
 from zvl.waits import NO_PLAN, NOT_MADE, Clock, Made, Plan, Waits, kind_of
 
@@ -100,7 +100,7 @@ def deliver(waits: Waits, segments: Sequence[Segment], plan: Plan, made: Made, r
     """As if a batch of these samples had been delivered."""
     batch = Batch()
     batch.segments, batch.image_rows = [tuple(segments)], []
-    waits.deliver(Finished.of(batch, made, blank=False), plan, ready)
+    waits.deliver(Counts.of(batch, made, blank=False), plan, ready)
 
 
 def test_a_wait_is_cut_where_planning_ended(monkeypatch: pytest.MonkeyPatch) -> None:

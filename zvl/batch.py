@@ -10,7 +10,7 @@ import numpy as np
 from zvl.operator import Sample
 from zvl.waits import COSTS, NOT_MADE, Made
 
-__all__ = ["Batch", "Finished", "Segment", "finish", "with_loss_tokens"]
+__all__ = ["Batch", "Counts", "Finished", "Segment", "finish", "with_loss_tokens"]
 
 
 class Segment(NamedTuple):
@@ -96,34 +96,42 @@ class Batch(dict[str, Any]):
         return batch
 
 
-class Finished(NamedTuple):
-    """A batch, and what `next()` counts of it: who gets batches ahead of the trainer can count in a thread."""
+class Counts(NamedTuple):
+    """What is counted of a batch that is delivered."""
 
-    batch: Batch
-    made: Made
     samples: int
     images: int
     tokens: int
     loss_tokens: int
+    segments: list[tuple[Segment, ...]]
+    made: Made
 
     @classmethod
-    def of(cls, batch: Batch, made: Made, blank: bool) -> Finished:
-        """Count; `blank` if it stands for a lane without data."""
+    def of(cls, batch: Batch, made: Made, blank: bool) -> Counts:
+        """`blank` if the batch stands for a lane without data."""
         segments = batch.segments
         return cls(
-            batch,
-            made,
             sum(map(len, segments)) or int(not blank),
             len(batch.image_rows),
             sum([segment[2] - segment[1] for row in segments for segment in row]),  # stop - start
             int(batch.get("num_loss_tokens", 0)),
+            segments,
+            made,
         )
+
+
+class Finished(NamedTuple):
+    """A batch, counted: a thread may do that ahead of `next()`."""
+
+    batch: Batch
+    counts: Counts
 
 
 def finish(sample: Sample, *, step: int, lane: int, blank: bool) -> Finished:
     """A batch of a materialised sample, which is used up."""
     made = sample.pop(COSTS, NOT_MADE)
-    return Finished.of(Batch.from_sample(sample, step=step, lane=lane), made, blank)
+    batch = Batch.from_sample(sample, step=step, lane=lane)
+    return Finished(batch, Counts.of(batch, made, blank))
 
 
 def with_loss_tokens(sample: Sample) -> Sample:

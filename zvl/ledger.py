@@ -49,8 +49,9 @@ class Ledger:
                 _log(record.operator, record.key, record.reason, record.detail, "dropped")
                 self._write(record.operator, record.key, record.reason, sha256=record.sha256, detail=record.detail)
 
-    def deliver(self, samples: int, masked: Iterable[tuple[str, ...]]) -> None:
-        """Record a batch of so many samples, and those masked in it: (key, reason, sha256 of the image's bytes)."""
+    def deliver(self, samples: int, masked: Iterable[tuple[str, ...]] = (), dropped: Iterable[Dropped] = ()) -> None:
+        """Record a batch of so many samples, those masked in it, (key, reason, sha256 of the image's bytes), and those
+        dropped before it; then `check`."""
         self.passed += samples
         for key, reason, sha256 in masked:
             operator = "mask" if reason == BLOCKED else "patchify"
@@ -58,6 +59,10 @@ class Ledger:
             if reason != BLOCKED:
                 _log(operator, key, reason, "", "masked")
                 self._write(operator, key, reason, sha256=sha256)
+        if dropped:
+            self.drop(dropped)
+        if self._limit is not None:
+            self.check()
 
     def check(self) -> None:
         """ZvlError if more than `max_bad_fraction` of the samples since this loader began were bad."""

@@ -219,7 +219,8 @@ class Loader:
             self._begun = perf_counter()
             event = self._take()
             if isinstance(event, Delivery):
-                self._pass(event.planned)
+                self._ledger.deliver(0, (), event.planned.dropped)
+                self._advance(event.planned)
                 yield event
             elif not self._goes_on(event):
                 self.close()
@@ -368,17 +369,15 @@ class Loader:
             sample = self.outlast(future.result)
             ready = perf_counter()
             finished = finish(sample, step=step, lane=planned.lane, blank=planned.blank)
-        batch = finished.batch
-        self._ledger.deliver(finished.samples, batch.masked)
-        self._pass(planned)
+        batch, counts = finished
+        self._ledger.deliver(counts.samples, batch.masked, planned.dropped)
+        self._advance(planned)
         batch._state = partial(to_json, self._identity, self._blocks, self._states.copy())
-        self._waits.deliver(finished, planned.plan, ready)
+        self._waits.deliver(counts, planned.plan, ready)
         return batch
 
-    def _pass(self, planned: Planned) -> None:
+    def _advance(self, planned: Planned) -> None:
         """Count a batch as given."""
-        self._ledger.drop(planned.dropped)
-        self._ledger.check()
         before = self._states[planned.lane]
         self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
 

@@ -9,12 +9,14 @@ Nothing here looks at the order of batches, nor can change it.
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from zvl.batch import Finished
+    from zvl.batch import Counts
 
 __all__ = [
     "COSTS",
@@ -65,6 +67,9 @@ TIMED_EVERY = 32
 
 POOLED, POOLED_S = 64, 0.02
 """Waits are shared out together, by what the last of their batches took, after so many batches or so many seconds."""
+
+AT_ONCE = 16
+"""So many batches are counted together."""
 
 LOOKED_AT = 8
 """Samples of a batch that are looked at for their datasets, where the work itself does not say."""
@@ -185,6 +190,10 @@ class Waits:
         self._only = datasets[0] if len(datasets) == 1 else ""
         self._waiting = False
         self._mark = 0.0
+        self._given: deque[tuple[Counts, Plan, float, float, float]] = deque()
+        """Delivered and not counted yet: with when `next` began to wait, when they were there, and when it ended."""
+        self._lock = threading.RLock()
+        """Whoever counts has it."""
         self._planning = self._queued = self._making = 0.0
         """Waits that are not shared out yet."""
         self._waited: Costs = {}
@@ -207,33 +216,44 @@ class Waits:
         """The time since the last mark, if `next` waits, was that of `operator`."""
         if self._waiting:
             now = perf_counter()
-            _add(self._waited, (operator, OTHER, OTHER), now - self._mark)
+            with self._lock:
+                _add(self._waited, (operator, OTHER, OTHER), now - self._mark)
             self._mark = now
 
-    def deliver(self, finished: Finished, plan: Plan | None, ready: float) -> None:
+    def deliver(self, given: Counts, plan: Plan | None, ready: float) -> None:
         """`next` ends with a batch that was there at `ready`, by `time.perf_counter`."""
-        batch, (begun, costs), _, images, tokens, loss_tokens = finished
+        self._given.append((given, plan or NO_PLAN, self._mark, ready, perf_counter()))
+        self._waiting = False
+        if len(self._given) >= AT_ONCE or ready - self._mark > POOLED_S:
+            with self._lock:
+                self._count()
+
+    def _count(self) -> None:
+        """What was delivered since the last time, in order: at once, since each would find the caches empty."""
+        while self._given:
+            self._count_one(*self._given.popleft())
+
+    def _count_one(self, given: Counts, plan: Plan, mark: float, ready: float, end: float) -> None:
         counts = self._counts
         counts["batches"] += 1
-        counts["images"] += images
-        counts["tokens"] += tokens
-        counts["loss_tokens"] += loss_tokens
-        plan = plan or NO_PLAN
+        counts["images"] += given.images
+        counts["tokens"] += given.tokens
+        counts["loss_tokens"] += given.loss_tokens
+        begun, costs = given.made
         for operator, seconds in plan[1].items():
             self._busy[operator] = self._busy.get(operator, 0.0) + seconds
         for operator, share in plan[3].items():
             self._busy[operator] = self._busy.get(operator, 0.0) + share * plan[2]
         for (operator, _, _), seconds in costs.items():
             _add(self._busy, operator, seconds)
-        complete = min(max(self._mark, plan[4]), ready)
+        complete = min(max(mark, plan[4]), ready)
         begun = begun if complete < begun < ready else complete
-        self._planning += complete - self._mark
+        self._planning += complete - mark
         self._queued += begun - complete
         self._making += ready - begun
         if self._planning + self._queued + self._making > POOLED_S or counts["batches"] % POOLED == 1:
-            self._share_out(plan, costs, self._makeup(batch.segments))
-        self._waited[DELIVERED] = self._waited.get(DELIVERED, 0.0) + perf_counter() - ready
-        self._waiting = False
+            self._share_out(plan, costs, self._makeup(given.segments))
+        self._waited[DELIVERED] = self._waited.get(DELIVERED, 0.0) + end - ready
 
     def _share_out(self, plan: Plan, costs: Costs, makeup: Makeup) -> None:
         """Book what was waited for since the last time, by what this batch took."""
@@ -297,7 +317,10 @@ class Waits:
 
     def stats(self) -> dict[str, Any]:
         """The part of `loader.stats()` that this class knows; may be called from any thread."""
-        waited, busy = self._waited.copy(), self._busy.copy()
+        with self._lock:
+            self._count()
+            waited, busy, counts = self._waited.copy(), self._busy.copy(), self._counts.copy()
+            pooled = self._planning + self._queued + self._making
         total = sum(waited.values())
         seconds = {axis: _along(waited, place) for place, axis in enumerate(("operator", "dataset", "size"))}
         percent = {
@@ -305,8 +328,8 @@ class Waits:
             for axis, names in seconds.items()
         }
         return {
-            **self._counts,
-            "waited_s": total + self._planning + self._queued + self._making,
+            **counts,
+            "waited_s": total + pooled,
             "waited_for_s": seconds,
             "waited_for_percent": percent,
             "busy_s": busy,

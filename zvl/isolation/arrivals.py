@@ -71,6 +71,10 @@ class Ahead:
 
     def take(self) -> Arrived | None:
         try:
+            return self._events.get_nowait()  # without a look at the clock
+        except queue.Empty:
+            pass
+        try:
             return self._events.get(timeout=self._silence_s)
         except queue.Empty:
             raise TimeoutError from None
