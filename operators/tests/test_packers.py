@@ -54,3 +54,14 @@ def test_knapsack_is_exact_in_tokens_where_the_other_budgets_do_not_bind(costs: 
                 total for total in sums if total <= 24 - row[0].tokens
             )
             window = [item for item in window if item not in row]
+
+
+def test_the_window_of_a_knapsack_grows_from_row_to_row() -> None:
+    """So the first row of an interval waits for few items."""
+    packer = Knapsack(Budget(10), lookahead=50)
+    waited = []
+    for pushed in range(1, 100):
+        if rows := packer.push(Item(4, 0, 0, None)):
+            assert [len(row) for row in rows] == [2]
+            waited.append(pushed)
+    assert waited[:6] == [8, 18, 36, 56, 58, 60]

@@ -86,17 +86,28 @@ def best_subset(sizes: Sequence[int], room: int) -> list[int]:
     return chosen
 
 
+FIRST_WINDOW = 8
+"""Items in the window of a knapsack's first row."""
+
+GROWTH = 2
+"""How many times as many are in that of the next row, up to `lookahead`."""
+
+
 class Knapsack:
     """Fills each row by an exact subset-sum over a window of `lookahead` items; the oldest is always taken.
 
     A row leaves when the window is full and does not fit one row as a whole, so short items do not leave rows
     half empty. Then the window may grow beyond `lookahead`, to the items of one row; the oldest beyond it are taken
     first, and every item leaves within `lookahead` rows of entering.
+
+    The window is full with `FIRST_WINDOW` items at first, and grows with every row up to `lookahead`: the first row,
+    for which somebody waits, needs few items.
     """
 
     def __init__(self, budget: Budget, lookahead: int) -> None:
         self._budget = budget
         self._lookahead = lookahead
+        self._full = min(FIRST_WINDOW, lookahead)
         self._window: list[Item] = []
         self._tokens = self._patches = self._images = 0
 
@@ -105,9 +116,10 @@ class Knapsack:
         self._tokens += item.tokens
         self._patches += item.patches
         self._images += item.images
-        if len(self._window) < self._lookahead or self._fits():
+        if len(self._window) < self._full or self._fits():
             return []
-        return [self._take()]
+        self._full, row = min(GROWTH * self._full, self._lookahead), self._take()
+        return [row]
 
     def flush(self) -> list[list[Item]]:
         rows = []

@@ -57,7 +57,8 @@ class Pack(Accumulate):
     """knapsack: exact subset-sum over a window; first_fit, best_fit: open rows; wrap: text only, cut at row ends."""
 
     lookahead: int = 64
-    """knapsack: samples in the window. Every sample leaves within so many rows of entering."""
+    """knapsack: samples in the window. Every sample leaves within so many rows of entering. An interval's first row is
+    packed from 8, the next ones from twice as many each, up to this."""
 
     num_bins: int = 8
     """first_fit, best_fit: open rows."""
