@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from typing import Any
+
 import pytest
 
-from zvl.lanes import Group
+from zvl.elements import Element, Mark
+from zvl.lanes import Group, parallel
+from zvl.waits import Clock, Stage
 
 
 @pytest.mark.parametrize(
@@ -25,3 +30,21 @@ def test_a_task_of_another_size_says_nothing() -> None:
     group = Group(16, 64)
     group.took(3, 1.0)
     assert group.size == 16
+
+
+@pytest.mark.parametrize(("depth", "sizes"), [(1, [8, 8, 8, 12, 16]), (4, [4, 4, 4, 6, 9, 13, 16])])
+def test_the_first_tasks_of_a_lane_are_small(depth: int, sizes: list[int]) -> None:
+    tasks: list[int] = []
+
+    def run(group: list[Any]) -> Future[Any]:
+        tasks.append(len(group))
+        future: Future[Any] = Future()
+        future.set_result((group, [0.0]))
+        return future
+
+    elements: list[Element] = [Mark(0, None), *({"n": n} for n in range(200))]
+    stage = Stage(Clock(), ["map"], here=False)
+    found = [one["n"] for one in parallel(iter(elements), run, stage, depth, Group(16, 16)) if isinstance(one, dict)]
+    assert found == list(range(200))
+    assert tasks[: len(sizes)] == sizes
+    assert set(tasks[len(sizes) : -1]) == {16}

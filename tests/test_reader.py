@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -120,3 +120,42 @@ def test_a_dataset_without_a_cache_is_not_asked() -> None:
     with pipeline(dataset).loader(runner="inline") as loader:
         list(loader)
     assert dataset.of("hint") == []
+
+
+class Sizes(Shards):
+    """One shard; notes how many rows each read takes."""
+
+    on_error: Literal["raise", "drop"] = "raise"
+
+    shards = ("shard0",)
+    shard_rows = np.full(1, 640, np.int64)
+    prefetch = None  # type: ignore[assignment]
+
+    def read(self, shard: int, rows: Sequence[int]) -> list[Any]:
+        self.note("rows", len(rows))
+        return [{"n": row} for row in rows]
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_the_first_reads_of_a_lane_are_small(count: int) -> None:
+    """Pieces of a chunk, of several datasets at once, and then all that is left of it."""
+    datasets = [Sizes() for _ in range(count)]
+    source = zvl.Mixture({f"d{i}": one for i, one in enumerate(datasets)}, passes=zvl.Once(), seed=5)
+    with zvl.Pipeline(source, lanes=1).batch(1).loader(runner="inline", prefetch=1) as loader:
+        found = [key for batch in loader for (key,) in batch.keys]
+    assert len(found) == len(set(found)) == 640 * count
+    reads = [[rows for _, rows in one.calls] for one in datasets]
+    if count == 1:
+        assert reads == [[15, 24, 25, *[64] * 9]]  # 16 with the lane's mark
+    assert [sum(rows) for rows in reads] == [640] * count
+    assert sum(rows[0] for rows in reads) == 15
+
+
+def test_a_lane_that_reads_few_rows_ahead_reads_them_by_chunks() -> None:
+    """Rows of many megabytes: the budget lets it read ahead no more than a first read."""
+    dataset = Sizes()
+    dataset.row_bytes = 4 << 20
+    pipeline = zvl.Pipeline(zvl.Mixture(dataset, passes=zvl.Once(), chunk_rows=4), lanes=1)
+    with pipeline.batch(1).loader(runner="inline", prefetch=1) as loader:
+        assert sum(1 for _ in loader) == 640
+    assert {rows for _, rows in dataset.calls} == {4}

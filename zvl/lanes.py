@@ -51,6 +51,10 @@ TASK_S = 0.01, 0.05
 """Seconds that a planning task should take, at least and at most. Far apart, so that chance does not move sizes."""
 
 
+FIRST_SAMPLES = 8
+"""What a lane plans first: in one task, or in two at once."""
+
+
 Timed = tuple[list[Element], list[float]]
 """What `zvl.nodes.run_timed` gives."""
 
@@ -58,15 +62,20 @@ Timed = tuple[list[Element], list[float]]
 def parallel(
     stream: Iterator[Element], run: Callable[[list[Element]], Future[Timed]], stage: Stage, depth: int, group: Group
 ) -> Iterator[Element]:
-    """Pure operators as an ordered window of futures: at most `depth` groups of `group.size` samples in flight."""
+    """Pure operators as an ordered window of futures: at most `depth` groups of `group.size` samples in flight.
+
+    The first groups are smaller, so that the lane's first batch need not wait for more samples than it wants.
+    """
     flights: deque[Future[Timed] | Mark | Dropped | Failed] = deque()
     gathered: list[Element] = []
-    running = 0
+    running = launched = 0
+    first = FIRST_SAMPLES // min(2, depth)
 
     def launch() -> None:
-        nonlocal gathered, running
+        nonlocal gathered, running, launched
         if gathered:
             flights.append(run(gathered))
+            launched += len(gathered)
             gathered = []
             running += 1
 
@@ -89,7 +98,7 @@ def parallel(
     for element in stream:
         if isinstance(element, dict):
             gathered.append(element)
-            if len(gathered) < group.size:
+            if len(gathered) < min(group.size, max(first, launched // 2)):
                 continue
             launch()
         elif isinstance(element, Waiting):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections import deque
@@ -26,6 +27,10 @@ __all__ = ["MOST_READS", "ReadAhead", "first_reads", "read_lane", "rows_ahead"]
 
 AHEAD_ROWS = 64
 """Rows that a lane reads ahead at first."""
+
+FIRST_ROWS = 16
+"""Rows of a lane's first read: its first batch waits for them. Each of the next has twice as many, up to `AHEAD_ROWS`;
+then whole chunks are read."""
 
 MOST_READS = 256
 """The most reads of a rank in flight."""
@@ -139,27 +144,9 @@ def read_lane(
     In the first interval `version` of the block list is in force, behind it the newest. `clock` is told what reads
     took.
     """
-    chunks = _Chunks(source, cursor, ahead, clock or Clock())
-    queue: deque[tuple[_Chunk, int] | Mark | Dropped] = deque()
-    exhausted = False
-    begun = False
-    while True:
-        while not exhausted and len(queue) <= ahead.rows:
-            if cursor.position % flush_every == 0:
-                version = blocks.version if begun else version
-                begun = True
-                queue.append(Mark(cursor.position // flush_every, cursor.state(), version))
-            pointer = cursor.next()
-            if pointer is None:
-                exhausted = True
-                chunks.end()
-            elif version and 0 < blocks.since(key := chunks.key(pointer)) <= version:
-                queue.append(blocked_record(key))
-            else:
-                queue.append((chunks.request(pointer), pointer.row))
-        if not queue:
-            return
-        head = queue.popleft()
+    lane = _Lane(source, cursor, flush_every, ahead, blocks, version, clock or Clock())
+    while lane.fill():
+        head = lane.queue.popleft()
         if isinstance(head, PASSED_ON):
             yield head
             continue
@@ -168,8 +155,9 @@ def read_lane(
             due = time.perf_counter()
             while not chunk.future.done():
                 yield Waiting((chunk.future,), chunk.on)
-            ahead.reached(time.perf_counter() - due)
-            chunks.land(chunk)
+            if chunk.whole:
+                ahead.reached(time.perf_counter() - due)
+            lane.chunks.land(chunk)
         row = chunk.take(number)
         if isinstance(row, BadData):
             yield _bad(chunk.key(number), chunk.on_error, row, blocks)
@@ -180,16 +168,71 @@ def read_lane(
 PASSED_ON = (Mark, Dropped)
 
 
-class _Chunk:
-    """Rows being read, or read and not yet handed out. Nothing is kept for each row but its place: there are as many as
-    all lanes read ahead."""
+class _Lane:
+    """What a lane will hand out next, in order: rows that are being read or were, marks, records of blocked rows."""
 
-    def __init__(self, shard: str, epoch: int, first: int, on_error: str, future: Future[Rows], on: On) -> None:
+    def __init__(
+        self,
+        source: WorkSource,
+        cursor: LaneCursor,
+        flush_every: int,
+        ahead: ReadAhead,
+        blocks: BlockList,
+        version: int,
+        clock: Clock,
+    ) -> None:
+        self.queue: deque[tuple[_Chunk, int] | Mark | Dropped] = deque()
+        self.chunks = _Chunks(source, cursor, ahead, clock)
+        self._cursor, self._flush_every, self._ahead = cursor, flush_every, ahead
+        self._blocks, self._version = blocks, version
+        self._begun = self._exhausted = False
+        self._first = FIRST_ROWS
+
+    def fill(self) -> bool:
+        """Read ahead; False at the lane's end."""
+        queue, most = self.queue, self._ahead.rows
+        if len(queue) > self._first // 4:  # the last small read was of twice as many
+            return True
+        whole = self._first >= most
+        limit = most + 1 if whole else self._first
+        while len(queue) < limit and self._next(whole):
+            pass
+        self.chunks.read_pieces()
+        self._first = sys.maxsize if whole else 2 * self._first
+        return bool(queue)
+
+    def _next(self, whole: bool) -> bool:
+        """Queue one more row, with the mark in front of it; False at the end."""
+        cursor = self._cursor
+        if self._exhausted:
+            return False
+        if cursor.position % self._flush_every == 0:
+            self._version = self._blocks.version if self._begun else self._version
+            self._begun = True
+            self.queue.append(Mark(cursor.position // self._flush_every, cursor.state(), self._version))
+        pointer = cursor.next()
+        if pointer is None:
+            self._exhausted = True
+            self.chunks.end()
+        elif self._version and 0 < self._blocks.since(key := self.chunks.key(pointer)) <= self._version:
+            self.queue.append(blocked_record(key))
+        else:
+            self.queue.append((self.chunks.request(pointer, whole), pointer.row))
+        return True
+
+
+class _Chunk:
+    """Rows being read, or read and not yet handed out: a chunk, or a piece of one. Nothing is kept for each row but its
+    place: there are as many as all lanes read ahead."""
+
+    asked: Sequence[int]
+    future: Future[Rows]
+
+    def __init__(self, shard: str, epoch: int, on_error: str, on: On, whole: bool) -> None:
         self.on = on
-        self.first = first
-        self.future = future
+        self.whole = whole
         self.on_error = on_error
-        self.rows: list[Sample | BadData | None] | None = None
+        self.rows: dict[int, Sample | BadData] | None = None
         """None until the first is due."""
         self._before, self._behind = f"{shard}#", f"@{epoch}"
 
@@ -197,12 +240,24 @@ class _Chunk:
         return f"{self._before}{row}{self._behind}"
 
     def take(self, row: int) -> Sample | BadData:
-        """Hand out a row and let go of it."""
+        """Hand out a row and let go of it: a source hands out each row of a chunk once per pass."""
         assert self.rows is not None
-        taken = self.rows[row - self.first]
-        assert taken is not None  # a source hands out each row of a chunk once per pass
-        self.rows[row - self.first] = None
-        return taken
+        return self.rows.pop(row)
+
+
+class _Open:
+    """A dataset's open chunk, which may be read in pieces first and then all that is left."""
+
+    def __init__(self, pointer: Pointer) -> None:
+        self.pointer = pointer
+        _, shard, _, epoch, start, _ = pointer
+        self.key = shard, start, epoch
+        self.asked: set[int] = set()
+        """Rows in pieces that are being read."""
+        self.piece: _Chunk | None = None
+        """The piece that is being put together, and its rows."""
+        self.rows: list[int] = []
+        self.rest: _Chunk | None = None
 
 
 class _Chunks:
@@ -214,41 +269,64 @@ class _Chunks:
         self._on: list[On] = [((READ,), name) for name in source.names]
         self._upcoming = getattr(cursor, "upcoming", None) if any(map(_prefetches, source.datasets)) else None
         self._ahead = ahead
-        self._open: dict[int, tuple[tuple[int, int, int], _Chunk]] = {}
+        self._open: dict[int, _Open] = {}
+        self._gathering: list[_Open] = []
 
-    def request(self, pointer: Pointer) -> _Chunk:
+    def request(self, pointer: Pointer, whole: bool) -> _Chunk:
+        """What the row is in: all that is left of its chunk, or, not `whole`, a piece that waits for `read_pieces`."""
         place, shard, row, epoch, start, stop = pointer
-        key = (shard, start, epoch)
         opened = self._open.get(place)
-        if opened is not None and opened[0] == key:
-            return opened[1]
-        dataset = self._datasets[place]
-        if (stop - start) * dataset.row_bytes > self._ahead.chunk_bytes:
-            return self._chunk(pointer, range(row, row + 1))
-        if opened is not None and opened[0][2] != epoch:
-            self._log_pass_end(place, opened[0][2])
-        opened = key, self._chunk(pointer, range(start, stop))
-        self._open[place] = opened
-        self._hint(place, shard)
-        return opened[1]
+        if opened is None or opened.key != (shard, start, epoch):
+            dataset = self._datasets[place]
+            if (stop - start) * dataset.row_bytes > self._ahead.chunk_bytes:
+                return self._read(self._chunk(pointer, whole=True), pointer, range(row, row + 1))
+            if opened is not None and opened.key[2] != epoch:
+                self._log_pass_end(place, opened.key[2])
+            opened = self._open[place] = _Open(pointer)
+            self._hint(place, shard)
+        if not whole:
+            return self._gather(opened, row)
+        if opened.rest is None:
+            every = range(start, stop)
+            left = [one for one in every if one not in opened.asked] if opened.asked else every
+            opened.rest = self._read(self._chunk(pointer, whole=True), pointer, left)
+        return opened.rest
+
+    def _gather(self, opened: _Open, row: int) -> _Chunk:
+        if opened.piece is None:
+            opened.piece = self._chunk(opened.pointer, whole=False)
+            self._gathering.append(opened)
+        opened.rows.append(row)
+        return opened.piece
+
+    def read_pieces(self) -> None:
+        """Read what was gathered."""
+        for opened in self._gathering:
+            assert opened.piece is not None
+            self._read(opened.piece, opened.pointer, opened.rows)
+            opened.asked.update(opened.rows)
+            opened.piece, opened.rows = None, []
+        self._gathering = []
 
     def end(self) -> None:
         """The lane has no more rows."""
-        for place, ((_, _, epoch), _) in self._open.items():
-            self._log_pass_end(place, epoch)
+        for place, opened in self._open.items():
+            self._log_pass_end(place, opened.key[2])
 
     def _log_pass_end(self, place: int, epoch: int) -> None:
         name, lane = self._names[place], self._clock.lane
         message = f"lane {lane} has come to the end of pass {epoch} of dataset {name!r}"
         logs.log(logs.INFO, "pass_ended", message, dataset=name, lane=lane, **{"pass": epoch})
 
-    def _chunk(self, pointer: Pointer, rows: range) -> _Chunk:
-        dataset = self._datasets[pointer.dataset]
-        future = self._ahead.submit(dataset, pointer.shard, rows)
-        on = self._on[pointer.dataset]
-        chunk = _Chunk(self._shard(pointer), pointer.epoch, rows.start, dataset.on_error, future, on)
-        if self._ahead.here and future.exception() is None:
-            self._clock.spend(on, (future.result()[1],), here=True)  # in this thread, for the batch at hand
+    def _chunk(self, pointer: Pointer, whole: bool) -> _Chunk:
+        place = pointer.dataset
+        return _Chunk(self._shard(pointer), pointer.epoch, self._datasets[place].on_error, self._on[place], whole)
+
+    def _read(self, chunk: _Chunk, pointer: Pointer, rows: Sequence[int]) -> _Chunk:
+        chunk.asked = rows
+        chunk.future = self._ahead.submit(self._datasets[pointer.dataset], pointer.shard, rows)
+        if self._ahead.here and chunk.future.exception() is None:
+            self._clock.spend(chunk.on, (chunk.future.result()[1],), here=True)  # in this thread, for the batch at hand
         return chunk
 
     def land(self, chunk: _Chunk) -> None:
@@ -256,7 +334,7 @@ class _Chunks:
         rows, seconds = chunk.future.result()
         if not self._ahead.here:
             self._clock.spend(chunk.on, (seconds,), here=False)
-        chunk.rows = [*rows]
+        chunk.rows = dict(zip(chunk.asked, rows, strict=True))
 
     def key(self, pointer: Pointer) -> str:
         return f"{self._shard(pointer)}#{pointer.row}@{pointer.epoch}"
