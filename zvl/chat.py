@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from zvl.chat_outline import Outline, Plan, make_plan, mark, marked_chat, outline_of
+from zvl.chat_plain import PlainWriter
 from zvl.errors import BadData, RecipeError, isolate
 
 __all__ = ["ChatTemplate", "Rendering", "TrainOn", "check_messages"]
@@ -25,6 +26,17 @@ class Rendering(NamedTuple):
 
     text: str
     spans: list[tuple[int, int]]
+
+
+class _Learnt(NamedTuple):
+    """What holds for all chats of one outline."""
+
+    lost: tuple[int, ...] = ()
+    """Indices of the texts that the template leaves out."""
+    plan: Plan | None = None
+    """Where texts and turns stand; None if that cannot be told."""
+    plain: bool = False
+    """Whether the plan filled with a chat's texts is its rendering, whatever they are; else that is to be looked at."""
 
 
 def check_messages(messages: Any) -> int:
@@ -90,8 +102,8 @@ class ChatTemplate:
         # Every rendering copies the globals; from Jinja's chain of dicts that takes 8 µs more.
         self._template.globals = dict(self._template.globals)
         names = ("_normalize_chat_messages", "_plain_template_data", "_alias_reasoning_fields")
-        self._lost = functools.lru_cache(maxsize=1024)(self._lost_in)
-        self._plan = functools.lru_cache(maxsize=1024)(self._plan_for)
+        self._writer = PlainWriter(self._template.environment, source)
+        self._known = functools.lru_cache(maxsize=1024)(self._learn)
         self._prepare = [getattr(hugging_face, name) for name in names if hasattr(hugging_face, name)]
 
     def render(self, messages: Sequence[Mapping[str, Any]], add_generation_prompt: bool = False) -> str:
@@ -109,24 +121,22 @@ class ChatTemplate:
         known = outline_of(messages)
         # Such a chat is plain already.
         chat = messages if known else self._prepared(messages)
-        if known:
-            self._check_nothing_lost(*known)
+        outline, texts = known or ((), [])
+        learnt = self._known(outline, len(texts), train_on) if known else _Learnt()
+        self._check_nothing_lost(learnt, texts)
         if self.marks_loss and train_on != "all":
             text, spans = self._render_marked(chat)
             return Rendering(text, spans[-1:] if train_on == "last" else spans)
-        text = self._render(chat)
+        filled = learnt.plan.fill(texts) if learnt.plan else None
+        text = filled if filled is not None and learnt.plain else self._render(chat)
         if train_on == "all":
             return Rendering(text, [(0, len(text))])
-        plan = self._plan(known[0], len(known[1]), train_on) if known else None
-        if known and plan and plan.fill(known[1]) == text:
-            spans = plan.spans(known[1])
-        else:
-            spans = self._turns(chat, text, train_on)
+        spans = learnt.plan.spans(texts) if learnt.plan and filled == text else self._turns(chat, text, train_on)
         return Rendering(text, [_without_space(text, span) for span in spans])
 
-    def _check_nothing_lost(self, outline: Outline, texts: Sequence[str]) -> None:
+    def _check_nothing_lost(self, learnt: _Learnt, texts: Sequence[str]) -> None:
         """Some templates write only lists of parts, others only strings, and leave the rest out without a word."""
-        lost = [texts[index] for index in self._lost(outline, len(texts)) if texts[index].strip()]
+        lost = [texts[index] for index in learnt.lost if texts[index].strip()]
         if lost:
             raise BadData(
                 "template",
@@ -134,22 +144,18 @@ class ChatTemplate:
                 "out contents of that form or role (a string where it wants a list of parts, or the reverse)",
             )
 
-    def _lost_in(self, outline: Outline, texts: int) -> tuple[int, ...]:
-        """Indices of the texts that the template leaves out in chats of this outline."""
-        try:
-            text = self._render(marked_chat(outline))
-        except BadData:
-            return ()
-        return tuple(index for index in range(texts) if mark(index) not in text)
-
-    def _plan_for(self, outline: Outline, texts: int, train_on: TrainOn) -> Plan | None:
-        """The turns of all chats of one outline; None if they cannot be told apart."""
+    def _learn(self, outline: Outline, texts: int, train_on: TrainOn) -> _Learnt:
+        """Render a chat of that outline whose texts are marks."""
         chat = marked_chat(outline)
+        lost: tuple[int, ...] = ()
         try:
             text = self._render(chat)
-            return make_plan(text, texts, self._turns(chat, text, train_on))
+            lost = tuple(index for index in range(texts) if mark(index) not in text)
+            turns = [] if train_on == "all" or self.marks_loss else self._turns(chat, text, train_on)
+            plan = make_plan(text, texts, turns)
         except BadData:
-            return None
+            return _Learnt(lost)
+        return _Learnt(lost, plan, plan is not None and self._writer.render(chat, **self._options()) == text)
 
     def _prepared(self, messages: Sequence[Mapping[str, Any]]) -> Any:
         with isolate(_template_error):
@@ -160,10 +166,12 @@ class ChatTemplate:
 
     def _render(self, chat: Any, add_generation_prompt: bool = False) -> str:
         with isolate(_template_error):
-            text: str = self._template.render(
-                messages=chat, add_generation_prompt=add_generation_prompt, **self._variables
-            )
+            text: str = self._template.render(messages=chat, **self._options(add_generation_prompt))
         return text
+
+    def _options(self, add_generation_prompt: bool = False) -> dict[str, Any]:
+        """What the template gets beside the chat."""
+        return {"add_generation_prompt": add_generation_prompt, **self._variables}
 
     def _render_marked(self, chat: Any) -> tuple[str, list[tuple[int, int]]]:
         blocks: list[str] = []

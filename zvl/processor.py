@@ -102,10 +102,8 @@ class Processor:
 
     @functools.cached_property
     def chat(self) -> ChatTemplate:
-        """The compiled chat template."""
-        from zvl.chat import ChatTemplate
-
-        return ChatTemplate(self.chat_template, self.text.variables)
+        """The compiled chat template: one a process, like the tokenizer."""
+        return self.text.chat(self.chat_template)
 
     @property
     def feature_token(self) -> str:
