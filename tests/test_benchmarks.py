@@ -21,6 +21,7 @@ NAMES = (
     "index",
     "isolate",
     "memory",
+    "plan",
     "processes",
     "replay",
     "runlog",
@@ -64,8 +65,16 @@ def test_engine(quick: Quick) -> None:
 
 def test_replay(quick: Quick) -> None:
     result = quick("replay")
-    assert result["images"] > 64, "one to three images in each of 64 samples"
-    assert 0 < result["cpu"]["replay_s"] < result["cpu"]["anew_s"]
+    assert list(result) == ["1 lanes", "8 lanes"]
+    for lanes, one in zip((1, 8), result.values(), strict=True):
+        assert 32 * lanes < one["replayed"] <= 64 * lanes, "most of an interval of 64 samples a lane"
+        assert one["cpu"]["share"] < 1, "what is replayed is not decoded"
+        assert all(one["cpu"][figure] > 0 for figure in ("cold_s", "restore_s", "deliver_ms"))
+
+
+def test_plan(quick: Quick) -> None:
+    result = quick("plan")
+    assert all(result[kind][figure] > 0 for kind in ("wall", "cpu") for figure in ("plan_s", "deliver_s", "share"))
 
 
 def test_memory(quick: Quick) -> None:
