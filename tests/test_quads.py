@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from zvl.images.quads import MOST_KEPT, colours, quads, scratch
-from zvl.layouts._arrays import cut_blocks, planar
+from zvl.layouts._arrays import cut_blocks, planar, store_planes
 from zvl.protocols import Pixels
 
 
@@ -44,15 +44,8 @@ def test_other_memory_has_none(pixels: Pixels) -> None:
 def test_colours_at_any_address() -> None:
     memory = noise(1, 30).reshape(-1)
     for start in range(4):
-        found = colours(memory[start:], 3, 8).astype(np.uint8)
-        expected = memory[start : start + 96].reshape(3, 8, 4)[..., :3].transpose(0, 2, 1)
-        np.testing.assert_array_equal(found, expected)
-
-
-def test_colours_read_no_further_than_they_say() -> None:
-    colours(np.zeros(14, np.uint8), 1, 3)
-    with pytest.raises(ValueError, match="incompatible with shape"):
-        colours(np.zeros(13, np.uint8), 1, 3)
+        four = memory[start : start + 96].reshape(3, 8, 4)
+        np.testing.assert_array_equal(colours(four).astype(np.uint8), four[..., :3].transpose(2, 0, 1))
 
 
 @pytest.mark.parametrize("size", [(28, 28), (56, 84), (84, 28), (140, 1400)])
@@ -68,12 +61,16 @@ def test_the_fourth_byte_changes_no_patch(size: tuple[int, int], merge: int) -> 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 9), (9, 1), (6, 7)])
 def test_the_fourth_byte_is_in_no_plane(size: tuple[int, int]) -> None:
-    pixels = noise(*size)
-    planes = planar(pixels[..., :3])
-    np.testing.assert_array_equal(planes, pixels[..., :3].transpose(2, 0, 1))
-    assert planes.strides[-1] == 1
-    wide = noise(size[0], size[1] + 3)[:, 1:-2]
-    np.testing.assert_array_equal(planar(wide[..., :3]), wide[..., :3].transpose(2, 0, 1))
+    whole = noise(size[0], size[1] + 3)
+    for pixels in (noise(*size)[..., :3], whole[:, 3:, :3], whole[:, :-3, :3], whole[:, 3:, 1:]):
+        planes = planar(pixels)
+        np.testing.assert_array_equal(planes, pixels.transpose(2, 0, 1))
+        assert planes.strides[-1] == 1
+        wide = np.zeros((3, size[0], size[1] + 5), np.uint8)
+        store_planes(pixels, wide[..., 2:-3])
+        np.testing.assert_array_equal(wide[..., 2:-3], planes)
+        assert not wide[..., :2].any()
+        assert not wide[..., -3:].any()
 
 
 def test_scratch_is_used_again_by_its_thread_and_use_alone() -> None:

@@ -46,17 +46,17 @@ def _address(array: Pixels) -> int:
     return start
 
 
-def colours(memory: Pixels, groups: int, count: int) -> npt.NDArray[np.uint32]:
-    """Numbers (groups, 3, count) whose lowest bytes are red, green and blue of so many pixels of four bytes.
+def colours(four: Pixels) -> npt.NDArray[np.uint32]:
+    """Numbers (3, H, W) whose lowest bytes are the red, green and blue of `four`, pixels (H, W, 4) side by side.
 
-    `memory`, uint8 and contiguous, goes on two bytes behind the last pixel.
+    They are a view of its memory, which goes on two bytes behind the last pixel.
 
-    >>> numbers = colours(np.arange(10, dtype=np.uint8), 1, 2)
-    >>> numbers.astype(np.uint8).tolist()
-    [[[0, 4], [1, 5], [2, 6]]]
+    >>> colours(np.arange(12, dtype=np.uint8).reshape(1, 3, 4)[:, :2]).astype(np.uint8).tolist()
+    [[[0, 4]], [[1, 5]], [[2, 6]]]
     """
+    numbers = four.view("<u4")[..., 0]
     # Two of three are not aligned, which costs nothing on the processors of today.
-    return np.ndarray((groups, 3, count), "<u4", memory.data, 0, (4 * count, 1, 4))
+    return np.lib.stride_tricks.as_strided(numbers, (3, *numbers.shape), (1, *numbers.strides), writeable=False)
 
 
 def scratch(use: str, size: int) -> Pixels:

@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor, interleaved
-from zvl.layouts._llava import Ints, LlavaLayout, check_sides, in_groups, store_tile
+from zvl.layouts._arrays import as_tensor, interleaved, store_planes
+from zvl.layouts._llava import Ints, LlavaLayout, check_sides, in_groups
 from zvl.layouts._tiles import join_tiles
 from zvl.protocols import Pixels, Resize
 
@@ -114,7 +114,7 @@ class AnyResLayout(LlavaLayout):
         height, width = plan.geometry[:2]
         grid = self._grid(height, width)
         new_height, new_width = fit(height, width, grid)
-        store_tile(resize(pixels, self.image_size, self.image_size, self.resample), out[0])
+        store_planes(resize(pixels, self.image_size, self.image_size, self.resample), out[0])
         cut_tiles(resize(pixels, new_width, new_height, self.resample), grid, out[1:])
 
     def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
@@ -209,4 +209,4 @@ def cut_tiles(pixels: Pixels, grid: Size, out: Pixels) -> None:
             continue
         y, x = first_y + top - row * side, first_x + left - column * side
         part = tile[:, y : y + last_y - first_y, x : x + last_x - first_x]
-        store_tile(pixels[first_y:last_y, first_x:last_x], part)
+        store_planes(pixels[first_y:last_y, first_x:last_x], part)

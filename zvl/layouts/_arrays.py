@@ -14,7 +14,7 @@ from zvl.protocols import Pixels
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["as_tensor", "cut_blocks", "interleaved", "join_blocks", "normalise", "planar"]
+__all__ = ["as_tensor", "cut_blocks", "interleaved", "join_blocks", "normalise", "planar", "store_planes"]
 
 CACHED = 256 << 10
 """Bytes that surely stay in a processor's second cache while they are worked on."""
@@ -25,14 +25,20 @@ def planar(pixels: Pixels) -> Pixels:
     channels = pixels.transpose(2, 0, 1)
     if channels.strides[-1] == channels.itemsize:
         return channels
+    planes = np.empty(channels.shape, np.uint8)
+    store_planes(pixels, planes)
+    return planes
+
+
+def store_planes(pixels: Pixels, out: Pixels) -> None:
+    """Copy `pixels` (H, W, 3) into `out` (3, H, W)."""
     four = quads(pixels)
-    if four is None or not four.flags.c_contiguous:
-        return np.ascontiguousarray(channels)
-    planes = np.empty((3, pixels.shape[0] * pixels.shape[1]), np.uint8)
-    memory = four.reshape(-1)
-    np.copyto(planes[:, :-1], colours(memory, 1, planes.shape[1] - 1)[0], casting="unsafe")
-    planes[:, -1] = memory[-4:-1]
-    return planes.reshape(channels.shape)
+    plain = 0
+    if four is not None:
+        # The numbers of the last row would reach behind it.
+        plain = len(pixels) - 1
+        np.copyto(out[:, :plain], colours(four[:-1]), casting="unsafe")
+    out[:, plain:] = pixels[plain:].transpose(2, 0, 1)
 
 
 def cut_blocks(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
@@ -70,10 +76,11 @@ def cut_quads(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
     step = max(1, CACHED // (4 * own * patch * patch))
     for first in range(0, rows, step):
         some = blocks[first : first + step]
-        memory = scratch("patches", 4 * patch * some.size + 2)
-        memory[:-2].view(line).reshape(some.shape)[...] = some
         target = channels[first : first + step].reshape(-1, 3, patch * patch)
-        np.copyto(target, colours(memory, *target.shape[::2]), casting="unsafe")
+        patches = scratch("patches", 4 * patch * some.size + 2)[:-2]
+        patches.view(line).reshape(some.shape)[...] = some
+        numbers = colours(patches.reshape(len(target), patch * patch, 4))
+        np.copyto(target, numbers.transpose(1, 0, 2), casting="unsafe")
 
 
 def join_blocks(patches: Pixels, grid: tuple[int, int], merge: int) -> Pixels:

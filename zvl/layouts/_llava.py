@@ -31,7 +31,6 @@ __all__ = [
     "padded_square",
     "saved_square",
     "saved_tower",
-    "store_tile",
 ]
 
 MAX_SQUARE = 178_956_970
@@ -162,11 +161,6 @@ def check_no_class_token(settings: dict[str, Any]) -> None:
             f"num_additional_image_tokens = {additional} and vision_feature_select_strategy = {strategy!r} do not "
             "leave one feature a patch; expected 1 and 'default', or 0 and 'full'"
         )
-
-
-def store_tile(pixels: Pixels, out: Pixels) -> None:
-    """Copy (H, W, 3) into one row (3, H, W)."""
-    out[...] = pixels.transpose(2, 0, 1)
 
 
 def in_groups(rows: torch.Tensor, counts: Sequence[int] | Ints) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import planar
+from zvl.layouts._arrays import store_planes
 from zvl.layouts._saved import pillow_filter
 from zvl.layouts._square import HALF, SquareLayout, copy_tiles
 from zvl.protocols import Filter, Pixels, Resize
@@ -129,7 +129,7 @@ class SplitTilesLayout(SquareLayout):
         stretched = resize(first, columns * side, rows * side, self.resample)
         copy_tiles(stretched, out[: columns * rows])
         if plan.rows > columns * rows:
-            out[-1] = planar(resize(stretched, side, side, self.resample))
+            store_planes(resize(stretched, side, side, self.resample), out[-1])
 
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """Nothing."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zvl.errors import BadData, RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor, interleaved, normalise, planar
+from zvl.layouts._arrays import as_tensor, interleaved, normalise, store_planes
 from zvl.layouts._saved import pillow_filter, square_side
 from zvl.layouts._tiles import arrange
 from zvl.protocols import Filter, Pixels, Resize
@@ -134,8 +134,8 @@ class SquareLayout(ABC):
 
 def copy_tiles(pixels: Pixels, out: Pixels) -> None:
     """Cut `pixels` (H, W, 3) into the square tiles of `out` (tiles, 3, side, side), row by row."""
-    channels = planar(pixels)
     side = out.shape[-1]
-    _, height, width = channels.shape
-    blocks = channels.reshape(3, height // side, side, width // side, side)
-    out.reshape(height // side, width // side, 3, side, side)[...] = blocks.transpose(1, 3, 0, 2, 4)
+    columns = pixels.shape[1] // side
+    for number, tile in enumerate(out):
+        row, column = divmod(number, columns)
+        store_planes(pixels[row * side : (row + 1) * side, column * side : (column + 1) * side], tile)

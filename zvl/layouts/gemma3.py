@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import planar
+from zvl.layouts._arrays import store_planes
 from zvl.layouts._square import HALF, SquareLayout
 from zvl.layouts._two_way import additive_mask, image_blocks, refuse_varlen
 from zvl.protocols import Filter, Pixels, Resize
@@ -122,7 +122,7 @@ class Gemma3(SquareLayout):
     def write(self, pixels: Pixels, plan: ImagePlan, resize: Resize, out: Pixels) -> None:
         """Store the whole image and then its crops into `out`, uint8 (tiles, 3, side, side)."""
         side = self.image_size
-        out[0] = planar(resize(pixels, side, side, self.resample))
+        store_planes(resize(pixels, side, side, self.resample), out[0])
         if plan.rows == 1:
             return
         columns, rows = plan.geometry
@@ -130,7 +130,7 @@ class Gemma3(SquareLayout):
         for index in range(plan.rows - 1):
             top, left = index // columns * high, index % columns * wide
             crop = pixels[top : top + high, left : left + wide]
-            out[index + 1] = planar(resize(crop, side, side, self.resample))
+            store_planes(resize(crop, side, side, self.resample), out[index + 1])
 
     def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
         """The crops side by side, each stretched to its tile, and the whole image; without crops that alone."""

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import planar
+from zvl.layouts._arrays import store_planes
 from zvl.layouts._qwen import CLIP_MEAN, CLIP_STD
 from zvl.layouts._square import SquareLayout, copy_tiles
 from zvl.protocols import Filter, Pixels, Resize
@@ -80,7 +80,7 @@ class InternVL(SquareLayout):
         columns, rows = plan.geometry
         copy_tiles(resize(pixels, plan.width, plan.height, self.resample), out[: columns * rows])
         if plan.rows > columns * rows:
-            out[-1] = planar(resize(pixels, self.image_size, self.image_size, self.resample))
+            store_planes(resize(pixels, self.image_size, self.image_size, self.resample), out[-1])
 
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """`num_patches`, int64 (images,)."""

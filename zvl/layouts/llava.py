@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import as_tensor, interleaved
+from zvl.layouts._arrays import as_tensor, interleaved, store_planes
 from zvl.layouts._llava import (
     Ints,
     LlavaLayout,
@@ -20,7 +20,6 @@ from zvl.layouts._llava import (
     padded_square,
     saved_square,
     saved_tower,
-    store_tile,
 )
 from zvl.protocols import Pixels, Resize
 
@@ -129,7 +128,7 @@ class Llava(LlavaLayout):
             pixels = padded_square(pixels, self.image_mean)
         resized = resize(pixels, plan.width, plan.height, self.resample)
         top, left = (plan.height - self.image_size) // 2, (plan.width - self.image_size) // 2
-        store_tile(resized[top : top + self.image_size, left : left + self.image_size], out[0])
+        store_planes(resized[top : top + self.image_size, left : left + self.image_size], out[0])
 
     def unwrite(self, rows: Pixels, geometry: Mapping[str, npt.NDArray[Any]]) -> Sequence[Pixels]:
         """The square."""

@@ -14,8 +14,8 @@ import numpy.typing as npt
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
 from zvl.layouts._anyres import AnyResLayout
-from zvl.layouts._arrays import as_tensor
-from zvl.layouts._llava import CLIP_MEAN, CLIP_STD, Ints, check_padded, check_sides, padded_square, store_tile
+from zvl.layouts._arrays import as_tensor, store_planes
+from zvl.layouts._llava import CLIP_MEAN, CLIP_STD, Ints, check_padded, check_sides, padded_square
 from zvl.layouts._saved import square_side
 from zvl.protocols import Pixels, Resize
 
@@ -124,7 +124,7 @@ class LlavaOnevision(AnyResLayout):
         if plan.geometry[2] == 1:
             return super().write(pixels, plan, resize, out)
         square = padded_square(pixels, self.image_mean)
-        return store_tile(resize(square, self.image_size, self.image_size, self.resample), out[0])
+        return store_planes(resize(square, self.image_size, self.image_size, self.resample), out[0])
 
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """`image_sizes`, int64 (images, 2), and `batch_num_images`, int64 (samples with images,)."""

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from zvl.errors import RecipeError
 from zvl.image import ImagePlan
-from zvl.layouts._arrays import planar
+from zvl.layouts._arrays import store_planes
 from zvl.layouts._square import HALF, SquareLayout
 from zvl.layouts._two_way import additive_mask, refuse_varlen, suffixes
 from zvl.protocols import Filter, Pixels, Resize
@@ -81,7 +81,7 @@ class PaliGemma(SquareLayout):
 
     def write(self, pixels: Pixels, plan: ImagePlan, resize: Resize, out: Pixels) -> None:
         """Store the resized image into `out`, uint8 (1, 3, side, side)."""
-        out[0] = planar(resize(pixels, self.image_size, self.image_size, self.resample))
+        store_planes(resize(pixels, self.image_size, self.image_size, self.resample), out[0])
 
     def geometry(self, plans: Sequence[ImagePlan]) -> dict[str, npt.NDArray[Any]]:
         """None."""
