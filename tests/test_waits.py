@@ -184,6 +184,28 @@ def test_counters_never_fall() -> None:
         last = now
 
 
+def test_totals_asked_for_by_another_thread_are_whole_and_in_order() -> None:
+    waits, found, done = Waits(["web"]), [], threading.Event()
+
+    def ask() -> None:
+        while not done.is_set():
+            found.append(waits.stats())
+
+    other = threading.Thread(target=ask, daemon=True)
+    other.start()
+    for number in range(3000):
+        waits.begin()
+        deliver(waits, [Segment("web/x#1@0", 0, 2, 0, 0)], NO_PLAN, (0.0, {("f", "", ""): 1.0}), time.perf_counter())
+        if number % 500 == 7:
+            assert waits.stats()["batches"] == number + 1, "none waits to be counted where somebody asks"
+    done.set()
+    other.join()
+    found.append(waits.stats())
+    assert found[-1]["batches"] == 3000
+    assert all(stats["tokens"] == 2 * stats["batches"] for stats in found)
+    assert [stats["batches"] for stats in found] == sorted(stats["batches"] for stats in found)
+
+
 def test_accumulates_get_their_share_of_the_planners_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr("zvl.waits.perf_counter", lambda: now[0])
