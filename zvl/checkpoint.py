@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 from zvl.blocklist import BlockList
 from zvl.errors import StateError
 
-__all__ = ["VERSION", "Identity", "LaneState", "Restored", "merge", "restore", "to_json"]
+__all__ = ["VERSION", "Identity", "LaneState", "Restored", "lane_states", "merge", "restore", "to_json"]
 
 VERSION = 1
 
@@ -115,7 +115,7 @@ def restore(
     merged: dict[int, LaneState] = {}
     for rank, state in enumerate(ranks):
         _check_identity(state, identity, names, accept)
-        lanes = _lanes(state)
+        lanes = lane_states(state)
         (blocks or BlockList()).check(state, {value.blocked for value in lanes.values()})
         for lane, value in lanes.items():
             if lane in merged:
@@ -134,7 +134,8 @@ def restore(
     return Restored({lane: merged[lane] for lane in own}, _common_step(merged, identity.batches_per_step))
 
 
-def _lanes(state: Mapping[str, Any]) -> dict[int, LaneState]:
+def lane_states(state: Mapping[str, Any]) -> dict[int, LaneState]:
+    """The lanes of a state. StateError if they are none."""
     try:
         return {
             int(lane): LaneState(

@@ -11,7 +11,7 @@ import heapq
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -26,7 +26,7 @@ from zvl.protocols import Runner
 from zvl.stalls import Awaited
 from zvl.waits import NO_PLAN, Clock
 
-__all__ = ["Delivery", "Engine", "Events", "Failure", "LaneFeed", "StepStart", "end"]
+__all__ = ["Delivery", "Engine", "Events", "Failure", "LaneFeed", "StepStart", "advanced", "end"]
 
 
 URGENT = -1
@@ -39,6 +39,14 @@ class Delivery(NamedTuple):
     planned: Planned
     step: int
     future: Future[Sample] | Finished | None
+    states: dict[int, LaneState] | None = None
+    """All lanes' states behind it, where they were made ahead; the batch has its state then."""
+
+
+def advanced(states: Mapping[int, LaneState], planned: Planned) -> dict[int, LaneState]:
+    """All lanes' states behind one more batch."""
+    batches = states[planned.lane].batches + 1
+    return {**states, planned.lane: LaneState(planned.clean, planned.delivered, batches, planned.blocked)}
 
 
 class StepStart(NamedTuple):

@@ -17,9 +17,8 @@ from zvl.batch import Batch, Finished, finish
 from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget, nbytes
 from zvl.checkpoint import LaneState, restore, to_json
-from zvl.elements import Planned
 from zvl.ends import check_alone, compare_block_lists, compare_pixels, find_reducer
-from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart, end
+from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart, advanced, end
 from zvl.errors import RecipeError, StateError, ZvlError
 from zvl.ledger import Ledger, rank_path
 from zvl.materialise import Materialiser
@@ -220,7 +219,7 @@ class Loader:
             event = self._take()
             if isinstance(event, Delivery):
                 self._ledger.deliver(0, (), event.planned.dropped)
-                self._advance(event.planned)
+                self._advance(event)
                 yield event
             elif not self._goes_on(event):
                 self.close()
@@ -361,7 +360,7 @@ class Loader:
         return event.has_data or self._dp[1] > 1
 
     def _deliver(self, delivery: Delivery) -> Batch:
-        planned, step, future = delivery
+        planned, step, future, _ = delivery
         assert future is not None  # `skip` has passed those that are skipped
         if isinstance(future, Finished):
             ready, finished = perf_counter(), future
@@ -371,15 +370,15 @@ class Loader:
             finished = finish(sample, step=step, lane=planned.lane, blank=planned.blank)
         batch, counts = finished
         self._ledger.deliver(counts.samples, batch.masked, planned.dropped)
-        self._advance(planned)
-        batch._state = partial(to_json, self._identity, self._blocks, self._states.copy())
+        self._advance(delivery)
+        if delivery.states is None:
+            batch.state = partial(to_json, self._identity, self._blocks, self._states)
         self._waits.deliver(counts, planned.plan, ready)
         return batch
 
-    def _advance(self, planned: Planned) -> None:
+    def _advance(self, delivery: Delivery) -> None:
         """Count a batch as given."""
-        before = self._states[planned.lane]
-        self._states[planned.lane] = LaneState(planned.clean, planned.delivered, before.batches + 1, planned.blocked)
+        self._states = delivery.states or advanced(self._states, delivery.planned)
 
 
 def _weigh(later: Sequence[Any], sample: Sample) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from zvl import logs
 from zvl.engine import Delivery, Failure, StepStart
 from zvl.errors import ZvlError
-from zvl.isolation.arrivals import Ahead, Arrivals, Here
+from zvl.isolation.arrivals import Ahead, Arrivals, Here, Incoming
 from zvl.isolation.line import Line, meet, start
 from zvl.isolation.messages import Bye, Position, Setup, Skip
 from zvl.isolation.pinning import Pins
@@ -95,11 +95,13 @@ class Remote:
         line.set_bell(fds[1])
         if self._cuda is None:
             inlet = Inlet(fds[0], answer.span, released.append)
-            self._arrivals = Ahead(line.sock, inlet, partial(_give_back, line, released, None), self._silence_s)
+            incoming = Incoming(line.sock, inlet, position)
+            self._arrivals = Ahead(incoming, partial(_give_back, line, released, None), self._silence_s)
         else:  # CUDA's calls belong to the thread that has chosen the device
             self._pins = pins = Pins(self._cuda)
             inlet = Inlet(fds[0], answer.span, partial(_let_go, pins, released), pins.leased)
-            self._arrivals = Here(line.sock, inlet, partial(_give_back, line, released, pins), self._silence_s)
+            incoming = Incoming(line.sock, inlet, position)
+            self._arrivals = Here(incoming, partial(_give_back, line, released, pins), self._silence_s)
         os.close(fds[0])
 
     threads: Sequence[threading.Thread] = ()
