@@ -64,7 +64,8 @@ def parallel(
 ) -> Iterator[Element]:
     """Pure operators as an ordered window of futures: at most `depth` groups of `group.size` samples in flight.
 
-    The first groups are smaller, so that the lane's first batch need not wait for more samples than it wants.
+    The first groups are smaller and half as many, so that the lane's first batch need not wait for more samples than it
+    wants.
     """
     flights: deque[Future[Timed] | Mark | Dropped | Failed] = deque()
     gathered: list[Element] = []
@@ -113,9 +114,10 @@ def parallel(
             if isinstance(element, Failed):
                 break
             yield from landed()  # marks and drops must not gather behind groups that are too small to fill the window
-        while running >= depth:
+        most = depth if launched >= 4 * FIRST_SAMPLES else -(-depth // 2)
+        while running >= most:
             yield from landed()
-            if running >= depth:
+            if running >= most:
                 yield _wait(flights, stage.on)
     launch()
     while flights:

@@ -29,8 +29,8 @@ AHEAD_ROWS = 64
 """Rows that a lane reads ahead at first."""
 
 FIRST_ROWS = 16
-"""Rows of a lane's first read: its first batch waits for them. Each of the next has twice as many, up to `AHEAD_ROWS`;
-then whole chunks are read."""
+"""Rows of a lane's first read, for which its first batch waits. With each of the next it is twice as many rows ahead;
+once it is as far ahead as it may be, it reads whole chunks."""
 
 MOST_READS = 256
 """The most reads of a rank in flight."""
@@ -193,7 +193,7 @@ class _Lane:
         queue, most = self.queue, self._ahead.rows
         if len(queue) > self._first // 4:  # the last small read was of twice as many
             return True
-        whole = self._first >= most
+        whole = self._first > most
         limit = most + 1 if whole else self._first
         while len(queue) < limit and self._next(whole):
             pass
