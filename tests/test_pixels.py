@@ -32,6 +32,12 @@ def test_auto_equals_pillow(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
+def test_memory_used_again_holds_the_same_pixels(name: str) -> None:
+    info = probe(FILES[name])
+    np.testing.assert_array_equal(decode(FILES[name], info, reuse=True), decode(FILES[name], info))
+
+
+@pytest.mark.parametrize("name", FILES)
 def test_auto_refuses_a_file_cut_in_its_first_frame(name: str) -> None:
     data = FILES[name]
     with pytest.raises(BadData):

@@ -67,6 +67,9 @@ def test_orientation(orientation: int) -> None:
     assert info.orientation == orientation
     turbo, pillow = (decode(out.getvalue(), info, codec) for codec in ("turbojpeg", "pillow"))
     np.testing.assert_array_equal(turbo, pillow)
+    kept = decode(out.getvalue(), info, "turbojpeg", reuse=True)
+    np.testing.assert_array_equal(kept, pillow)
+    assert quads(kept) is not None
 
 
 def harmless(data: bytes) -> bytes:
