@@ -65,7 +65,8 @@ def verify(recipe: Path, arguments: Sequence[str], seed: int, folder: Path, paus
         while child.poll() is None:
             with suppress(subprocess.TimeoutExpired):
                 child.wait(LOOK_S)
-            assert time.monotonic() - begun < limit_s, f"verify still runs after {limit_s:g} s; seed {seed}"
+            kills = dict(shooter.result.kills)
+            assert time.monotonic() - begun < limit_s, f"verify still runs after {limit_s:g} s; seed {seed}, {kills=}"
             shooter.look()
     finally:
         child.kill()
