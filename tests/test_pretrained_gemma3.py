@@ -55,9 +55,9 @@ def saved(folder: Path, tokenizer_folder: Path, image_seq_length: int = 256, **s
     return processor
 
 
-def test_every_setting_is_taken_over(tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_every_setting_is_taken_over(tmp_path: Path, small_tokenizer: Path) -> None:
     mean = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    saved(tmp_path, qwen_tokenizer, 64, size={"height": 448, "width": 448}, resample=3, **mean)
+    saved(tmp_path, small_tokenizer, 64, size={"height": 448, "width": 448}, resample=3, **mean)
     processor = Processor.from_pretrained(tmp_path)
     expected = {"image_mean": (0.1, 0.2, 0.3), "image_std": (0.4, 0.5, 0.6), "resample": "bicubic"}
     assert processor.layout == Gemma3(image_size=448, image_seq_length=64, **expected)  # type: ignore[arg-type]
@@ -66,8 +66,8 @@ def test_every_setting_is_taken_over(tmp_path: Path, qwen_tokenizer: Path) -> No
     assert cropped == Gemma3(image_size=448, image_seq_length=64, do_pan_and_scan=True, **expected)  # type: ignore[arg-type]
 
 
-def test_both_make_the_same_ids_whatever_is_saved_about_pan_and_scan(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    theirs = saved(tmp_path, qwen_tokenizer, size=SIZE, do_pan_and_scan=True, pan_and_scan_max_num_crops=9)
+def test_both_make_the_same_ids_whatever_is_saved_about_pan_and_scan(tmp_path: Path, small_tokenizer: Path) -> None:
+    theirs = saved(tmp_path, small_tokenizer, size=SIZE, do_pan_and_scan=True, pan_and_scan_max_num_crops=9)
     ours = Processor.from_pretrained(tmp_path)
     assert ours.layout == Gemma3()
     pixels = np.zeros((300, 900, 3), np.uint8)
@@ -76,8 +76,8 @@ def test_both_make_the_same_ids_whatever_is_saved_about_pan_and_scan(tmp_path: P
     assert planned(ours, "one", CHAT, [pixels])["input_ids"].tolist() == list(expected)
 
 
-def test_the_files_of_the_released_models(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    saved(tmp_path, qwen_tokenizer)
+def test_the_files_of_the_released_models(tmp_path: Path, small_tokenizer: Path) -> None:
+    saved(tmp_path, small_tokenizer)
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(HUB))
     (tmp_path / "processor_config.json").write_text(
         json.dumps({"image_seq_length": 256, "processor_class": "Gemma3Processor"})
@@ -90,11 +90,11 @@ def test_the_files_of_the_released_models(tmp_path: Path, qwen_tokenizer: Path) 
     assert Processor.from_pretrained(tmp_path).layout == Gemma3(sliding_window=4096)
 
 
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    saved(tmp_path, qwen_tokenizer, size=SIZE, do_resize=False)
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, small_tokenizer: Path) -> None:
+    saved(tmp_path, small_tokenizer, size=SIZE, do_resize=False)
     with pytest.raises(RecipeError, match="layout gemma3 cannot honour do_resize = False; expected True"):
         Processor.from_pretrained(tmp_path)
-    saved(tmp_path, qwen_tokenizer, size=SIZE)
+    saved(tmp_path, small_tokenizer, size=SIZE)
     model = {"model_type": "gemma3", "text_config": {"use_bidirectional_attention": True}}
     (tmp_path / "config.json").write_text(json.dumps(model))
     with pytest.raises(RecipeError, match=r"cannot honour the model's text_config\.use_bidirectional_attention = True"):

@@ -38,10 +38,10 @@ def saved(folder: Path, tokenizers: Path, kind: str, settings: Any, **processor_
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_setting_is_taken_over(kind: str, tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_every_setting_is_taken_over(kind: str, tmp_path: Path, small_tokenizer: Path) -> None:
     settings = {"size": {"longest_edge": 70}, "max_image_size": {"longest_edge": 28}, "resample": 3}
     settings |= {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6], "do_image_splitting": False}
-    saved(tmp_path, qwen_tokenizer, kind, settings, image_seq_len=4)
+    saved(tmp_path, small_tokenizer, kind, settings, image_seq_len=4)
     (tmp_path / "config.json").write_text(json.dumps({"vision_config": {"patch_size": 7}}))
     processor = Processor.from_pretrained(tmp_path)
     assert processor.layout == KINDS[kind](
@@ -58,8 +58,8 @@ def test_every_setting_is_taken_over(kind: str, tmp_path: Path, qwen_tokenizer: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_both_make_the_same_ids(kind: str, tmp_path: Path, qwen_tokenizer: Path) -> None:
-    theirs = saved(tmp_path, qwen_tokenizer, kind, {})
+def test_both_make_the_same_ids(kind: str, tmp_path: Path, small_tokenizer: Path) -> None:
+    theirs = saved(tmp_path, small_tokenizer, kind, {})
     ours = Processor.from_pretrained(tmp_path)
     assert ours.layout == KINDS[kind](**DEFAULTS)
     pixels = np.zeros((300, 900, 3), np.uint8)
@@ -74,10 +74,10 @@ def test_both_make_the_same_ids(kind: str, tmp_path: Path, qwen_tokenizer: Path)
     [("idefics3", "Idefics3ImageProcessor", Idefics3), ("smolvlm", "SmolVLMImageProcessorFast", SmolVLM)],
 )
 def test_the_files_of_older_versions(
-    model_type: str, image_type: str, layout: Any, tmp_path: Path, qwen_tokenizer: Path
+    model_type: str, image_type: str, layout: Any, tmp_path: Path, small_tokenizer: Path
 ) -> None:
     """Image settings in a file of their own, with those of videos; the size of the first SmolVLM."""
-    load_tokenizer(qwen_tokenizer, TOKENS).save_pretrained(tmp_path)
+    load_tokenizer(small_tokenizer, TOKENS).save_pretrained(tmp_path)
     image = {"image_processor_type": image_type, "do_pad": True, "size": {"longest_edge": 1536}, "resample": 1}
     image |= {"max_image_size": {"longest_edge": 384}, "do_image_splitting": True, "video_sampling": {"fps": 1}}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(image))
@@ -98,7 +98,9 @@ def test_the_files_of_older_versions(
         ({"resample": 5}, "resample: expected one of"),
     ],
 )
-def test_what_cannot_be_honoured_is_refused(settings: Any, sentence: str, tmp_path: Path, qwen_tokenizer: Path) -> None:
-    saved(tmp_path, qwen_tokenizer, "SmolVLM", settings)
+def test_what_cannot_be_honoured_is_refused(
+    settings: Any, sentence: str, tmp_path: Path, small_tokenizer: Path
+) -> None:
+    saved(tmp_path, small_tokenizer, "SmolVLM", settings)
     with pytest.raises(RecipeError, match=sentence):
         Processor.from_pretrained(tmp_path)

@@ -45,9 +45,9 @@ def saved(folder: Path, tokenizer_folder: Path, image_seq_length: int = 256, **s
     return processor
 
 
-def test_every_setting_is_taken_over(tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_every_setting_is_taken_over(tmp_path: Path, small_tokenizer: Path) -> None:
     settings = {"min_patches": 2, "max_patches": 7, "image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    saved(tmp_path, qwen_tokenizer, 64, size={"height": 224, "width": 224}, resample=2, **settings)
+    saved(tmp_path, small_tokenizer, 64, size={"height": 224, "width": 224}, resample=2, **settings)
     processor = Processor.from_pretrained(tmp_path)
     assert processor.layout == InternVL(
         image_size=224,
@@ -62,9 +62,9 @@ def test_every_setting_is_taken_over(tmp_path: Path, qwen_tokenizer: Path) -> No
     assert Processor.from_pretrained(tmp_path, max_patches=3).layout.max_patches == 3  # type: ignore[attr-defined]
 
 
-def test_both_make_the_same_ids_whatever_crop_to_patches_says(tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_both_make_the_same_ids_whatever_crop_to_patches_says(tmp_path: Path, small_tokenizer: Path) -> None:
     size = {"height": 448, "width": 448}
-    theirs = saved(tmp_path, qwen_tokenizer, size=size, crop_to_patches=False)
+    theirs = saved(tmp_path, small_tokenizer, size=size, crop_to_patches=False)
     ours = Processor.from_pretrained(tmp_path)
     pixels = np.zeros((300, 900, 3), np.uint8)
     text = theirs.apply_chat_template(CHAT, tokenize=False)
@@ -73,9 +73,9 @@ def test_both_make_the_same_ids_whatever_crop_to_patches_says(tmp_path: Path, qw
     assert len(expected) > 4 * 256
 
 
-def test_the_files_of_older_versions(tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_the_files_of_older_versions(tmp_path: Path, small_tokenizer: Path) -> None:
     """Image settings in a file of their own; the vision tower's patches in the model's."""
-    processor = saved(tmp_path, qwen_tokenizer, size={"height": 448, "width": 448})
+    processor = saved(tmp_path, small_tokenizer, size={"height": 448, "width": 448})
     image = processor.image_processor.to_dict() | {"processor_class": "InternVLProcessor"}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(image))
     (tmp_path / "processor_config.json").write_text(json.dumps({"image_seq_length": 1024}))
@@ -85,14 +85,14 @@ def test_the_files_of_older_versions(tmp_path: Path, qwen_tokenizer: Path) -> No
     assert Processor.from_pretrained(tmp_path).layout == InternVL(image_seq_length=1024, patch_size=7)
 
 
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    saved(tmp_path, qwen_tokenizer, size={"height": 448, "width": 224})
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, small_tokenizer: Path) -> None:
+    saved(tmp_path, small_tokenizer, size={"height": 448, "width": 224})
     with pytest.raises(RecipeError, match="size: expected one height and width, the same for both, got"):
         Processor.from_pretrained(tmp_path)
-    saved(tmp_path, qwen_tokenizer, size={"height": 448, "width": 448}, do_normalize=False)
+    saved(tmp_path, small_tokenizer, size={"height": 448, "width": 448}, do_normalize=False)
     with pytest.raises(RecipeError, match="layout internvl cannot honour do_normalize = False; expected True"):
         Processor.from_pretrained(tmp_path)
-    saved(tmp_path, qwen_tokenizer, size={"height": 448, "width": 448})
+    saved(tmp_path, small_tokenizer, size={"height": 448, "width": 448})
     config = json.loads((tmp_path / "processor_config.json").read_text())
     (tmp_path / "processor_config.json").write_text(json.dumps(config | {"thumbnails": 2}))
     with pytest.raises(RecipeError, match="layout internvl cannot honour the setting thumbnails = 2"):

@@ -109,11 +109,11 @@ def saved(folder: Path, tokenizers: Path, kind: str, image: str, image_settings:
 
 @pytest.mark.parametrize(("kind", "image", "image_settings", "settings", "layout"), SAVED)
 def test_what_transformers_saves_is_read_whole(
-    kind: str, image: str, image_settings: Any, settings: Any, layout: Any, qwen_tokenizer: Path, tmp_path: Path
+    kind: str, image: str, image_settings: Any, settings: Any, layout: Any, small_tokenizer: Path, tmp_path: Path
 ) -> None:
-    processor = Processor.from_pretrained(saved(tmp_path, qwen_tokenizer, kind, image, image_settings, settings))
+    processor = Processor.from_pretrained(saved(tmp_path, small_tokenizer, kind, image, image_settings, settings))
     assert processor.layout == layout
-    assert processor.token_id(processor.layout.image_token) > 150_000
+    assert processor.token_id(processor.layout.image_token) > 2048
 
 
 def write(folder: Path, image: dict[str, Any], processor: dict[str, Any]) -> Path:

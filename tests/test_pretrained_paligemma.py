@@ -53,9 +53,9 @@ def saved(folder: Path, tokenizer_folder: Path, image_seq_length: int = 1024, **
     return processor
 
 
-def test_every_setting_is_taken_over(tmp_path: Path, qwen_tokenizer: Path) -> None:
+def test_every_setting_is_taken_over(tmp_path: Path, small_tokenizer: Path) -> None:
     mean = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    saved(tmp_path, qwen_tokenizer, size=SIZE, resample=2, **mean)
+    saved(tmp_path, small_tokenizer, size=SIZE, resample=2, **mean)
     processor = Processor.from_pretrained(tmp_path)
     expected = {"image_mean": (0.1, 0.2, 0.3), "image_std": (0.4, 0.5, 0.6), "resample": "bilinear"}
     assert processor.layout == PaliGemma(image_size=448, image_seq_length=1024, **expected)  # type: ignore[arg-type]
@@ -63,8 +63,8 @@ def test_every_setting_is_taken_over(tmp_path: Path, qwen_tokenizer: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy keyword:DeprecationWarning")
-def test_both_make_the_same_ids(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    theirs = saved(tmp_path, qwen_tokenizer, size=SIZE)
+def test_both_make_the_same_ids(tmp_path: Path, small_tokenizer: Path) -> None:
+    theirs = saved(tmp_path, small_tokenizer, size=SIZE)
     ours = Processor.from_pretrained(tmp_path)
     pixels = np.zeros((300, 900, 3), np.uint8)
     chat = [turn("user", None, " What?\n"), turn("assistant", "\nIt is <loc0007>.")]
@@ -74,8 +74,8 @@ def test_both_make_the_same_ids(tmp_path: Path, qwen_tokenizer: Path) -> None:
     assert sample["labels"].tolist() == list(out["labels"][0])
 
 
-def test_the_files_of_the_released_models(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    saved(tmp_path, qwen_tokenizer)
+def test_the_files_of_the_released_models(tmp_path: Path, small_tokenizer: Path) -> None:
+    saved(tmp_path, small_tokenizer)
     (tmp_path / "processor_config.json").unlink()
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(HUB))
     assert Processor.from_pretrained(tmp_path).layout == PaliGemma(image_size=448, image_seq_length=1024)
@@ -86,10 +86,10 @@ def test_the_files_of_the_released_models(tmp_path: Path, qwen_tokenizer: Path) 
         assert found == PaliGemma(image_size=448, image_seq_length=1024, sliding_window=window)
 
 
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    saved(tmp_path, qwen_tokenizer, size=SIZE, do_rescale=False)
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, small_tokenizer: Path) -> None:
+    saved(tmp_path, small_tokenizer, size=SIZE, do_rescale=False)
     with pytest.raises(RecipeError, match="layout paligemma cannot honour do_rescale = False; expected True"):
         Processor.from_pretrained(tmp_path)
-    saved(tmp_path, qwen_tokenizer, 256, size=SIZE)
+    saved(tmp_path, small_tokenizer, 256, size=SIZE)
     with pytest.raises(RecipeError, match=r"image_seq_length: expected one token for each patch .* 1024 .* got 256"):
         Processor.from_pretrained(tmp_path)

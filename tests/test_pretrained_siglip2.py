@@ -23,10 +23,10 @@ def saved(folder: Path, tokenizers: Path, **settings: Any) -> Path:
     return folder
 
 
-def test_every_setting_is_taken_over(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    assert Processor.from_pretrained(saved(tmp_path, qwen_tokenizer)).layout == Siglip2()
+def test_every_setting_is_taken_over(tmp_path: Path, small_tokenizer: Path) -> None:
+    assert Processor.from_pretrained(saved(tmp_path, small_tokenizer)).layout == Siglip2()
     statistics = {"image_mean": [0.1, 0.2, 0.3], "image_std": [0.4, 0.5, 0.6]}
-    saved(tmp_path, qwen_tokenizer, max_num_patches=1024, patch_size=14, resample=3, **statistics)
+    saved(tmp_path, small_tokenizer, max_num_patches=1024, patch_size=14, resample=3, **statistics)
     assert Processor.from_pretrained(tmp_path).layout == Siglip2(
         max_num_patches=1024,
         patch_size=14,
@@ -43,7 +43,7 @@ def test_an_image_processor_by_itself(tmp_path: Path) -> None:
     assert Processor.from_pretrained(tmp_path).layout == Siglip2(max_num_patches=576)
 
 
-def test_what_cannot_be_honoured_is_refused(tmp_path: Path, qwen_tokenizer: Path) -> None:
-    saved(tmp_path, qwen_tokenizer, do_resize=False)
+def test_what_cannot_be_honoured_is_refused(tmp_path: Path, small_tokenizer: Path) -> None:
+    saved(tmp_path, small_tokenizer, do_resize=False)
     with pytest.raises(RecipeError, match="layout siglip2 cannot honour do_resize = False; expected True"):
         Processor.from_pretrained(tmp_path)

@@ -48,9 +48,11 @@ LAYOUT = Qwen2_5VL(min_pixels=3136, max_pixels=12845056, image_mean=(0.5, 0.4, 0
 
 
 @pytest.fixture
-def folder(qwen_tokenizer: Path, tmp_path: Path) -> Path:
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        shutil.copy(qwen_tokenizer / name, tmp_path / name)
+def folder(small_tokenizer: Path, qwen_tokenizer: Path, tmp_path: Path) -> Path:
+    """A small tokenizer with Qwen's template."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(small_tokenizer / name, tmp_path / name)
+    shutil.copy(qwen_tokenizer / "chat_template.jinja", tmp_path)
     return tmp_path
 
 
@@ -90,11 +92,11 @@ def test_a_tokenizer_object_travels_as_its_content(qwen_tokenizer: Path) -> None
     assert again.text.encode(["a photo"])[0].tolist() == named.text.encode(["a photo"])[0].tolist()
 
 
-def test_the_fingerprint_names_content_and_no_path(folder: Path, qwen_tokenizer: Path) -> None:
-    mark = Processor("qwen2_5_vl", qwen_tokenizer).fingerprint()
+def test_the_fingerprint_names_content_and_no_path(folder: Path) -> None:
+    mark = Processor("qwen2_5_vl", folder).fingerprint()
     assert json.loads(json.dumps(mark)) == mark
-    assert mark == Processor("qwen2_5_vl", folder).fingerprint()
-    assert str(qwen_tokenizer) not in json.dumps(mark)
+    assert mark == Processor("qwen2_5_vl", shutil.copytree(folder, folder / "elsewhere")).fingerprint()
+    assert str(folder) not in json.dumps(mark)
     assert (mark["layout"], mark["settings"]["patch_size"], mark["resize"]) == ("qwen2_5_vl", 14, "torch")
     changes = [{"max_pixels": 999_999}, {"resize": "pillow"}, {"chat_template": "{{ messages }}"}]
     for change in changes:
@@ -153,26 +155,39 @@ if importlib.util.find_spec("torchvision"):
     torch.library.define("torchvision::nms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     torch.library.define("torchvision::qnms", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-Qwen2VLImageProcessorPil(**json.loads(sys.argv[1])).save_pretrained(sys.argv[2])
+for folder, arguments in json.loads(sys.argv[1]).items():
+    Qwen2VLImageProcessorPil(**arguments).save_pretrained(folder)
 """
+GIVEN: dict[str, dict[str, Any]] = {
+    "nothing": {},
+    "all": {
+        "size": {"shortest_edge": 4096, "longest_edge": 65536},
+        "patch_size": 16,
+        "image_mean": [0.1, 0.2, 0.3],
+    },
+}
 
 
-def saved_by_transformers(folder: Path, **arguments: Any) -> Processor:
-    """In a process of its own: the two definitions would meet those of other tests."""
-    subprocess.run([sys.executable, "-c", SAVE, json.dumps(arguments), str(folder)], check=True)
-    return Processor.from_pretrained(folder)
+@pytest.fixture(scope="module")
+def saved_by_transformers(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder for each of GIVEN. In a process of its own: the two definitions would meet those of other tests."""
+    root = tmp_path_factory.mktemp("saved")
+    arguments = json.dumps({str(root / name): given for name, given in GIVEN.items()})
+    subprocess.run([sys.executable, "-c", SAVE, arguments], check=True)
+    return root
 
 
-def test_what_a_saved_processor_leaves_out_is_its_class_default(folder: Path) -> None:
+def test_what_a_saved_processor_leaves_out_is_its_class_default(folder: Path, saved_by_transformers: Path) -> None:
     save(folder, "preprocessor_config.json", image_processor_type="Qwen2VLImageProcessorFast")
     brief = Processor.from_pretrained(folder)
     assert brief.fingerprint()["layout"] == "qwen2_vl"
-    assert brief == saved_by_transformers(folder)
+    shutil.copytree(saved_by_transformers / "nothing", folder, dirs_exist_ok=True)
+    assert brief == Processor.from_pretrained(folder)
 
 
-def test_what_transformers_saves_is_read_whole(folder: Path) -> None:
-    size = {"shortest_edge": 4096, "longest_edge": 65536}
-    layout: Any = saved_by_transformers(folder, size=size, patch_size=16, image_mean=[0.1, 0.2, 0.3]).layout
+def test_what_transformers_saves_is_read_whole(folder: Path, saved_by_transformers: Path) -> None:
+    shutil.copytree(saved_by_transformers / "all", folder, dirs_exist_ok=True)
+    layout: Any = Processor.from_pretrained(folder).layout
     assert (layout.min_pixels, layout.max_pixels, layout.resample) == (4096, 65536, "bicubic")
     assert (layout.patch_size, layout.image_mean) == (16, (0.1, 0.2, 0.3))
 

@@ -17,6 +17,7 @@ from zvl.layouts.llava import Llava
 
 class TestLlava(FamilyTests):
     layout = "llava"
+    whole_vocabulary = True
     tiny_settings: ClassVar[Mapping[str, Any]] = {"image_size": 56}
     image_processors = ("CLIPImageProcessor", "CLIPImageProcessorPil")
     image_tokens = ("<image>",)

@@ -158,9 +158,9 @@ def test_grids_equal_transformers() -> None:
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-def test_pixel_inputs_compile_without_a_break(dtype: Any, qwen_tokenizer: Path) -> None:
+def test_pixel_inputs_compile_without_a_break(dtype: Any, small_tokenizer: Path) -> None:
     layout = Siglip2(max_num_patches=9)
-    processor = Processor(layout, load_tokenizer(qwen_tokenizer, ()))
+    processor = Processor(layout, load_tokenizer(small_tokenizer, ()))
     torch.compiler.reset()
     compiled = torch.compile(lambda batch: layout.pixel_inputs(batch, "cpu", dtype), fullgraph=True, backend="eager")
     for sizes in ([(97, 61)], [(40, 50), (3, 200)]):
@@ -171,8 +171,8 @@ def test_pixel_inputs_compile_without_a_break(dtype: Any, qwen_tokenizer: Path) 
         assert plain["pixel_values"].dtype == (dtype or torch.float32)
 
 
-def test_texts_have_no_place_for_an_image(qwen_tokenizer: Path) -> None:
-    processor = Processor("siglip2", load_tokenizer(qwen_tokenizer, ()), chat_template=TEMPLATE)
+def test_texts_have_no_place_for_an_image(small_tokenizer: Path) -> None:
+    processor = Processor("siglip2", load_tokenizer(small_tokenizer, ()), chat_template=TEMPLATE)
     sentence = "no token stands for an image in layout siglip2, which is an encoder's: leave tokenize_chat and token"
     with pytest.raises(RecipeError, match=sentence):
         planned(processor, "k", [turn("user", None), turn("assistant", "Yes.")], [np.zeros((9, 9, 3), np.uint8)])
