@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import _measure  # noqa: F401  sets what every subject has alike, before anything else is imported
+from _measure import in_turn  # and sets what every subject has alike, before anything else is imported
 from _tree import cpu_s, memory
 from peers import Count, Stream, Task
 
@@ -122,12 +122,12 @@ def restart(
     state = found.pop("state")
     data = serialised(state)
     cold, restored, same = [], [], []
-    for _ in range(repeats):
-        seconds, _ = first_step(module, of, column, setting, None)
-        cold.append(seconds)
-        seconds, ids = first_step(module, of, column, setting, state)
-        restored.append(seconds)
-        same.append(ids == found["next"])
+    for number in range(repeats):
+        for given in in_turn((None, state), number):
+            seconds, ids = first_step(module, of, column, setting, given)
+            (cold if given is None else restored).append(seconds)
+            if given is not None:
+                same.append(ids == found["next"])
     del found["next"]
     return {**found, "bytes": len(data), "cold_s": cold, "restored_s": restored, "exact": all(same)}
 

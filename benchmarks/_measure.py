@@ -9,12 +9,12 @@ import multiprocessing.dummy
 import os
 import statistics
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from bench_mixture import peak_bytes
 
@@ -33,6 +33,7 @@ __all__ = [
     "demo_pipeline",
     "demo_processor",
     "demo_rows",
+    "in_turn",
     "options",
     "report",
     "resident_bytes",
@@ -42,6 +43,8 @@ __all__ = [
 
 # As in `zvl run`, for every subject alike: workers are parallel, and a tokenizer's own threads slow them down.
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+T = TypeVar("T")
 
 MAX_TOKENS = 4096
 WORKERS = 2
@@ -216,6 +219,18 @@ def options(about: str | None, **numbers: tuple[int, int, str]) -> argparse.Name
     if given.quick:
         spawning.module = multiprocessing.dummy
     return given
+
+
+def in_turn(subjects: Iterable[T], number: int) -> list[T]:
+    """The subjects in the order of round `number`. Each round begins with another: whoever comes first finds the caches
+    as the last one of the round before left them.
+
+    >>> in_turn("abc", 1), in_turn("abc", 5)
+    (['b', 'c', 'a'], ['c', 'a', 'b'])
+    """
+    order = [*subjects]
+    first = number % len(order)
+    return order[first:] + order[:first]
 
 
 def spread(figures: Sequence[float], digits: int = 1) -> str:

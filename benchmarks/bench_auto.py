@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from _measure import Clock, Lap, demo_pipeline, demo_processor, options, report, spread
+from _measure import Clock, Lap, demo_pipeline, demo_processor, in_turn, options, report, spread
 from bench_scaling import Numbers, chats, jpeg, same
 
 import zvl
@@ -110,8 +110,8 @@ def compare(profile: Profile, given: Any) -> dict[str, Any]:
     """Print the profile's table; returns it for JSON."""
     settings = [AUTO, *(profile.by_hand[:1] if given.quick else profile.by_hand)]
     found: dict[str, list[float]] = {setting.name: [] for setting in settings}
-    for _ in range(given.repeats):
-        for setting in settings:
+    for number in range(given.repeats):
+        for setting in in_turn(settings, number):
             found[setting.name].append(run(profile, setting, given))
     rows, result = [], {}
     for name, speeds in found.items():

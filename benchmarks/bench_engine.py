@@ -13,7 +13,7 @@ import statistics
 import time
 from typing import Any
 
-from _measure import Clock, Lap, options, report, spread
+from _measure import Clock, Lap, in_turn, options, report, spread
 
 import zvl
 from zvl.operator import Sample
@@ -80,8 +80,8 @@ def main() -> None:
         "no-op, 32 lanes, CPU": lambda: noop_us(given.batches, 32, "cpu"),
     }
     found: dict[str, list[float]] = {name: [] for name in cases}
-    for _ in range(given.repeats):
-        for name, measure in cases.items():
+    for number in range(given.repeats):
+        for name, measure in in_turn(cases.items(), number):
             found[name].append(measure())
     rows = []
     for name, figures in found.items():

@@ -24,7 +24,7 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from _measure import WORKERS, Count, Subject, demo_pipeline, options, report, spread
+from _measure import WORKERS, Count, Subject, demo_pipeline, in_turn, options, report, spread
 from bench_vlm import count
 
 import zvl
@@ -145,8 +145,8 @@ def demo(isolate: bool) -> Generator[Count]:
 def speed(given: Any) -> dict[str, list[float]]:
     """Images per second of each turn."""
     subjects = [Subject(name, demo, name == "isolated") for name in NAMES]
-    for _ in range(given.turns):
-        for subject in subjects:
+    for number in range(given.turns):
+        for subject in in_turn(subjects, number):
             subject.run(8, given.demo)
     for subject in subjects:
         subject.close()

@@ -13,7 +13,7 @@ import time
 from collections.abc import Generator
 from typing import Any
 
-from _measure import WORKERS, Count, Subject, demo_pipeline, options, report, spread
+from _measure import WORKERS, Count, Subject, demo_pipeline, in_turn, options, report, spread
 
 import zvl
 
@@ -85,8 +85,8 @@ def main() -> None:
     rows, result = [], {}
     for kind, (make, args, untimed, length) in kinds.items():
         subjects = [Subject(runner, make, runner, given.workers, *args) for runner in RUNNERS]
-        for _ in range(given.repeats):
-            for subject in subjects:
+        for number in range(given.repeats):
+            for subject in in_turn(subjects, number):
                 subject.run(untimed, length)
         for subject in subjects:
             speed = [reading.images / reading.time.wall for reading in subject.readings]

@@ -15,7 +15,7 @@ import time
 from collections.abc import Generator
 from pathlib import Path
 
-from _measure import WORKERS, Count, Subject, demo_pipeline, options, report, spread
+from _measure import WORKERS, Count, Subject, demo_pipeline, in_turn, options, report, spread
 
 import zvl
 
@@ -44,8 +44,8 @@ def main() -> None:
         Subject("log", loader, True, True),
         Subject("log alone", loader, False, True),
     ]
-    for _ in range(given.repeats):
-        for subject in subjects:
+    for number in range(given.repeats):
+        for subject in in_turn(subjects, number):
             subject.run(8, given.batches)
     rows, result = [], {}
     for subject in subjects:

@@ -12,7 +12,9 @@
 
 The cost is CPU time of the process, all threads, which other work on the machine disturbs least. The slope is that of
 a line through the logarithms, in percent a doubling of the size; "most/least" compares the dearest size with the
-cheapest. Sizes take turns, and figures are medians of the repeats.
+cheapest. The loaders of all sizes of a curve are open at once and take turns, each round beginning with another; the
+first round does not count. So no loader is opened, closed or collected while another is timed, and none is always
+timed first. Figures are medians of the rounds.
 """
 
 from __future__ import annotations
@@ -23,16 +25,19 @@ import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-from _measure import Clock, demo_processor, options, report, resident_bytes
+from _measure import Clock, demo_processor, in_turn, options, report, resident_bytes
 from bench_mixture import ShardNames, peak_bytes
 
 import zvl
 from zvl.hashing import Rng
+from zvl.loader import Loader
 from zvl.operator import Sample
 
 NAP_S = 0.05
@@ -44,8 +49,8 @@ LANES = 8
 
 WORDS = ["apple", "bridge", "candle", "dragon", "engine", "forest", "garden", "harbour", "island", "jungle", "kettle"]
 
-INTERVAL = 512
-"""Rows between two flush marks, in part 2."""
+INTERVAL, CHATS = 512, 128
+"""Rows between two flush marks, in part 2; and of chats, which take longer."""
 
 Figures = dict[str, float]
 
@@ -108,28 +113,31 @@ def stretch(loader: Any, batches: int, rows: int = 0) -> Cost:
     return Cost(lap.wall, lap.cpu, samples)
 
 
-def workers(count: int, naps: int) -> Figures:
-    """Naps in materialisation: ms of a worker a batch, ideally 50."""
+def workers(count: int) -> Loader:
     source = zvl.Mixture({"rows": zvl.from_rows([{"n": n} for n in range(4096)])}, seed=17)
-    with zvl.Pipeline(source, lanes=1).batch(4).map(nap).loader(workers=count) as loader:
-        for _ in range(2 * count):
-            next(loader)
-        cost = stretch(loader, naps * count, rows=4)
-    each = cost.wall * count / (naps * count)
-    return {"cost": each * 1e3, "of ideal": NAP_S / each, "CPU us a batch": cost.cpu / (naps * count) * 1e6}
+    return zvl.Pipeline(source, lanes=1).batch(4).map(nap).loader(workers=count)
 
 
-def lanes_noop(lanes: int, samples: int) -> Figures:
-    return lanes_of(zvl.Pipeline(numbers(), lanes=lanes, flush_every=INTERVAL).map(same).batch(BATCH), samples)
+def naps(loader: Loader, count: int, rounds: int) -> Figures:
+    """Naps in materialisation: ms of a worker a batch, ideally 50."""
+    for _ in range(2 * count):
+        next(loader)
+    cost = stretch(loader, rounds * count, rows=4)
+    each = cost.wall / rounds
+    return {"cost": each * 1e3, "of ideal": NAP_S / each, "CPU us a batch": cost.cpu / (rounds * count) * 1e6}
 
 
-def lanes_pack(lanes: int, samples: int) -> Figures:
+def lanes_noop(lanes: int) -> Loader:
+    return zvl.Pipeline(numbers(), lanes=lanes, flush_every=INTERVAL).map(same).batch(BATCH).loader(workers=2)
+
+
+def lanes_pack(lanes: int) -> Loader:
     drawn = zvl.Pipeline(numbers(), lanes=lanes, flush_every=INTERVAL).map(Draw(PACK_TOKENS // 20))
-    return lanes_of(drawn.shuffle(64).pack(max_tokens=PACK_TOKENS).batch(1), samples)
+    return drawn.shuffle(64).pack(max_tokens=PACK_TOKENS).batch(1).loader(workers=2)
 
 
-def lanes_chats(lanes: int, samples: int) -> Figures:
-    return lanes_of(chats(lanes), samples // 4)
+def lanes_chats(lanes: int) -> Loader:
+    return chats(lanes).loader(workers=2)
 
 
 def chats(lanes: int, parallelism: Any = "auto") -> zvl.Pipeline:
@@ -137,19 +145,17 @@ def chats(lanes: int, parallelism: Any = "auto") -> zvl.Pipeline:
     text = [" ".join(WORDS[n * step % len(WORDS)] for step in range(60)) for n in range(1, 513)]
     turns = [[{"role": "user", "content": one}, {"role": "assistant", "content": one}] for one in text]
     source = zvl.Mixture({"chats": zvl.from_rows([{"messages": chat} for chat in turns])}, seed=17)
-    pipeline = zvl.Pipeline(source, lanes=lanes, flush_every=INTERVAL)
+    pipeline = zvl.Pipeline(source, lanes=lanes, flush_every=CHATS)
     return pipeline.tokenize_chat(demo_processor(), parallelism=parallelism).pack(max_tokens=4096).batch(1)
 
 
-def lanes_of(pipeline: zvl.Pipeline, samples: int) -> Figures:
-    """CPU microseconds a sample, once every lane is under way.
+def of_lanes(loader: Loader, lanes: int, samples: int) -> Figures:
+    """CPU microseconds a sample.
 
     Lanes are in step: all read and flush at the same time. So the stretch is whole intervals of each of them.
     """
-    intervals = -(-samples // (pipeline.lanes * INTERVAL))
-    with pipeline.loader(workers=2) as loader:
-        take(loader, 128 * pipeline.lanes)
-        cost = take(loader, intervals * pipeline.lanes * INTERVAL)
+    interval = lanes * loader.pipeline.flush_every
+    cost = take(loader, -(-samples // interval) * interval)
     return {"cost": cost.cpu / cost.samples * 1e6, "wall us": cost.wall / cost.samples * 1e6}
 
 
@@ -166,34 +172,46 @@ def numbers(rows: int = 10**6) -> zvl.Mixture:
     return zvl.Mixture({"numbers": Numbers(rows)}, seed=17)
 
 
-def rows(count: int, batches: int) -> Figures:
+def rows(count: int) -> Loader:
+    return rows_pipeline(count).loader(workers=2)
+
+
+def rows_pipeline(count: int) -> zvl.Pipeline:
+    return zvl.Pipeline(numbers(count), lanes=LANES).map(same).batch(BATCH)
+
+
+def of_rows(loader: Loader, count: int, batches: int) -> Figures:
+    cost = stretch(loader, batches, rows=BATCH)
+    return {"cost": cost.cpu / cost.samples * 1e6} | apart(count)
+
+
+def apart(count: int) -> Figures:
     """In a process of its own, so that memory is this dataset's."""
     context = multiprocessing.get_context("spawn")
     with context.Pool(1) as pool:
-        figures: Figures = pool.apply(rows_here, (count, batches))
+        figures: Figures = pool.apply(opened, (count,))
     return figures
 
 
-def rows_here(count: int, batches: int) -> Figures:
+def opened(count: int) -> Figures:
     import torch  # noqa: F401  an import, not this dataset's cost
 
-    lanes_noop(1, 64)  # whatever is imported at first use
+    with lanes_noop(1) as loader:
+        next(loader)  # whatever is imported at first use
     before, clock = resident_bytes(), Clock()
-    pipeline = zvl.Pipeline(numbers(count), lanes=LANES).map(same).batch(BATCH)
+    pipeline = rows_pipeline(count)
     opened = clock.stop()
     with pipeline.loader(workers=2) as loader:
         state = next(loader).state
         first = clock.stop()
         for _ in range(4 * LANES):
             next(loader)
-        cost = stretch(loader, batches, rows=BATCH)
     clock = Clock()
     with pipeline.loader(workers=2) as loader:
         loader.load_state_dict(deep(state, count))
         next(loader)
         resumed = clock.stop()
     return {
-        "cost": cost.cpu / cost.samples * 1e6,
         "open ms": opened.wall * 1e3,
         "first batch ms": first.wall * 1e3,
         "resume ms": resumed.wall * 1e3,
@@ -209,14 +227,16 @@ def deep(state: dict[str, Any], count: int) -> dict[str, Any]:
     return {**state, "state": lanes}
 
 
-def packs(count: int, batches: int) -> Figures:
+def packs(count: int) -> Loader:
+    drawn = zvl.Pipeline(numbers(), lanes=1).map(Draw(PACK_TOKENS // count))
+    return drawn.pack(max_tokens=PACK_TOKENS).batch(1).loader(workers=2)
+
+
+def of_packs(loader: Loader, count: int, samples: int) -> Figures:
     """CPU microseconds a sample, at `count` samples a pack."""
-    pipeline = zvl.Pipeline(numbers(), lanes=1).map(Draw(PACK_TOKENS // count)).pack(max_tokens=PACK_TOKENS).batch(1)
-    with pipeline.loader(workers=2) as loader:
-        for _ in range(4):
-            next(loader)
-        cost = stretch(loader, max(4, batches // count))
-    packed = cost.samples / max(4, batches // count)
+    batches = max(4, samples // count)
+    cost = stretch(loader, batches)
+    packed = cost.samples / batches
     return {
         "cost": cost.cpu / cost.samples * 1e6,
         "samples a pack": packed,
@@ -224,29 +244,34 @@ def packs(count: int, batches: int) -> Figures:
     }
 
 
-def images(megapixels: float, seconds: int) -> Figures:
-    """CPU milliseconds a megapixel, from the file to patches."""
-    data = jpeg(megapixels)
+def images(megapixels: float) -> Loader:
+    """The pictures of a loader are one file."""
     processor = demo_processor()
     row = {"messages": [{"role": "user", "content": [{"type": "image"}]}, {"role": "assistant", "content": "Yes."}]}
-    source = zvl.Mixture({"photos": zvl.from_rows([row | {"images": [data]}] * 8)}, seed=17)
-    pipeline = (
-        zvl.Pipeline(source, lanes=1)
+    rows = [row | {"images": [jpeg(megapixels)]}] * 8
+    return (
+        zvl.Pipeline(zvl.Mixture({"photos": zvl.from_rows(rows)}, seed=17), lanes=1)
         .probe_images(processor)
         .tokenize_chat(processor)
         .pack(max_tokens=2048)
         .batch(1)
         .patchify(processor)
+        .loader(workers=2)
     )
-    with pipeline.loader(workers=2) as loader:
-        next(loader)
-        clock, done = Clock(), 0
-        while done < 4 or clock.stop().wall < seconds:
-            done += len(next(loader).image_rows)
-        cpu = clock.stop().cpu
-    return {"cost": cpu / done / megapixels * 1e3, "CPU ms an image": cpu / done * 1e3, "file MB": len(data) / 1e6}
 
 
+def of_images(loader: Loader, megapixels: float, seconds: int) -> Figures:
+    """CPU milliseconds a megapixel, from the file to patches."""
+    next(loader)
+    clock, done = Clock(), 0
+    while done < 4 or clock.stop().wall < seconds:
+        done += len(next(loader).image_rows)
+    cpu = clock.stop().cpu
+    size = len(jpeg(megapixels))
+    return {"cost": cpu / done / megapixels * 1e3, "CPU ms an image": cpu / done * 1e3, "file MB": size / 1e6}
+
+
+@lru_cache
 def jpeg(megapixels: float) -> bytes:
     """A picture of that size, 4:3: smooth, with some noise, as photos are."""
     from PIL import Image
@@ -261,28 +286,43 @@ def jpeg(megapixels: float) -> bytes:
 
 @dataclass(frozen=True)
 class Part:
-    """One curve: `measure(size, effort)` gives the figures of a size, "cost" first."""
+    """One curve: `open(size)` gives a size's loader, `measure(loader, size, effort)` a turn's figures, "cost" first."""
 
     name: str
     unit: str
     sizes: Sequence[float]
     quick: Sequence[float]
-    measure: Callable[[Any, int], Figures]
+    open: Callable[[Any], Loader]
+    measure: Callable[[Any, Any, int], Figures]
     effort: tuple[int, int]
-    """How much to do for one figure: usual, quick."""
+    """How much to do in one turn: usual, quick."""
     number: int
 
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
+ROWS = [10**n for n in range(3, 10)]
 PARTS = (
-    Part("workers that sleep", "ms of a worker a batch", POWERS, (1, 4), workers, (20, 2), 1),
-    Part("lanes, no-op", "CPU us a sample", POWERS, (1, 8), lanes_noop, (64_000, 1000), 2),
-    Part("lanes, shuffle and pack", "CPU us a sample", POWERS, (1, 8), lanes_pack, (64_000, 1000), 2),
-    Part("lanes, chats", "CPU us a sample", POWERS, (1, 8), lanes_chats, (64_000, 1000), 2),
-    Part("rows", "CPU us a sample", [10**n for n in range(3, 10)], (10**3, 10**6), rows, (1000, 8), 3),
-    Part("samples a pack", "CPU us a sample", (1, 2, 5, 10, 20, 50, 100, 200), (1, 50), packs, (20_000, 50), 4),
-    Part("megapixels", "CPU ms a megapixel", (0.1, 0.3, 1, 3, 10, 25, 50), (0.1, 0.5), images, (2, 0), 5),
+    Part("workers that sleep", "ms of a worker a batch", POWERS, (1, 4), workers, naps, (20, 2), 1),
+    Part("lanes, no-op", "CPU us a sample", POWERS, (1, 8), lanes_noop, of_lanes, (64_000, 1000), 2),
+    Part("lanes, shuffle and pack", "CPU us a sample", POWERS, (1, 8), lanes_pack, of_lanes, (64_000, 1000), 2),
+    Part("lanes, chats", "CPU us a sample", POWERS, (1, 8), lanes_chats, of_lanes, (8000, 250), 2),
+    Part("rows", "CPU us a sample", ROWS, (10**3, 10**6), rows, of_rows, (1000, 8), 3),
+    Part(
+        "samples a pack", "CPU us a sample", (1, 2, 5, 10, 20, 50, 100, 200), (1, 50), packs, of_packs, (20_000, 50), 4
+    ),
+    Part("megapixels", "CPU ms a megapixel", (0.1, 0.3, 1, 3, 10, 25, 50), (0.1, 0.5), images, of_images, (2, 0), 5),
 )
+
+
+def rounds(part: Part, given: Any) -> dict[float, list[Figures]]:
+    """The figures of each size's turns."""
+    found: dict[float, list[Figures]] = {size: [] for size in (part.quick if given.quick else part.sizes)}
+    with ExitStack() as stack:
+        loaders = {size: stack.enter_context(part.open(size)) for size in found}
+        for number in range(given.repeats + (not given.quick)):
+            for size in in_turn(found, number):
+                found[size].append(part.measure(loaders[size], size, part.effort[given.quick]))
+    return {size: figures[-given.repeats :] for size, figures in found.items()}
 
 
 def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
@@ -311,16 +351,12 @@ def show(part: Part, found: dict[float, list[Figures]], given: Any) -> dict[str,
 
 
 def main() -> None:
-    given = options(__doc__, repeats=(5, 1, "repeats"), part=(0, 0, "1 to 5: that part alone; 0: all"))
+    given = options(__doc__, repeats=(7, 1, "rounds that count"), part=(0, 0, "1 to 5: that part alone; 0: all"))
     result: dict[str, Any] = {}
     for part in PARTS:
         if given.part not in (0, part.number):
             continue
-        found: dict[float, list[Figures]] = {size: [] for size in (part.quick if given.quick else part.sizes)}
-        for _ in range(given.repeats):
-            for size, figures in found.items():
-                figures.append(part.measure(size, part.effort[given.quick]))
-        result[part.name] = show(part, found, given)
+        result[part.name] = show(part, rounds(part, given), given)
     report("\nslopes", ["curve", "% a doubling", "most/least"], summary(result), result, given)
 
 

@@ -24,6 +24,7 @@ from _measure import (
     demo_pipeline,
     demo_processor,
     demo_rows,
+    in_turn,
     options,
     report,
     spread,
@@ -133,8 +134,8 @@ def main() -> None:
         Subject("limit", limit),
         *(Subject(f"zvl, {lanes} lane{'s' * (lanes > 1)}", loader, lanes) for lanes in LANES),
     ]
-    for _ in range(given.repeats):
-        for subject in subjects:
+    for number in range(given.repeats):
+        for subject in in_turn(subjects, number):
             subject.run(8, given.batches)
     peaks = [subject.close() for subject in subjects]
     show(subjects, peaks, given)

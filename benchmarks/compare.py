@@ -21,6 +21,7 @@ from typing import Any
 import corpus
 from _children import Child, Failed
 from _machine import describe
+from _measure import in_turn
 from _results import write
 from peers import NOOPS, SUBJECTS, Subject, Task
 
@@ -188,7 +189,7 @@ def rounds(run: Run, task: str) -> None:
     found: dict[str, list[Any]] = run.found.setdefault("rounds", {}).setdefault(task, {})
     quick = run.given.quick
     for number in range(run.given.repeats if task == "photos" else run.given.repeats // 2 + 1):
-        for subject in run.live(task):
+        for subject in in_turn(run.live(task), number):
             if subject.column == "written" and number % 2:
                 continue
             read = run.visit(subject, task, samples(run, subject), watch=quick)
@@ -241,8 +242,8 @@ def noops(run: Run) -> None:
     found: dict[str, Any] = run.found.setdefault("noop", {})
     modules = {one.module for one in run.live()}
     children: dict[str, Child] = {}
-    for _ in range(run.given.repeats):
-        for noop in NOOPS:
+    for number in range(run.given.repeats):
+        for noop in in_turn(NOOPS, number):
             if noop.module not in modules or f"no-op {noop.name}" in run.found["failed"]:
                 continue
             if noop.module not in children:

@@ -29,21 +29,13 @@ from megatron.energon import (
 )
 
 from peers import Column, Count, Stream, Task
-from peers._kernels import Kernels, join
-from peers._written import Written
+from peers._kernels import join
+from peers._maker import KEPT, Padded, prepare
 from zvl_demo.folder import cache_folder
 
 __all__ = ["prepare", "ready", "start"]
 
 BUFFER = 64
-KEPT: dict[Any, Any] = {}
-
-
-def prepare(column: Column, setting: dict[str, Any]) -> None:
-    import torch  # noqa: F401
-
-    KEPT["maker"] = Written(setting["backend"]) if column == "written" else Kernels()
-    KEPT["maker"].prepare()
 
 
 @dataclass
@@ -129,20 +121,13 @@ class Late(Packs):
         return made
 
 
-class EnergonStream(Stream):
-    def __init__(self, loader: Any) -> None:
-        super().__init__(iter(loader))
-        self.loader = loader
-
+class EnergonStream(Padded):
     def count(self, batch: Any) -> Count:
         grid, segments = batch["image_grid_thw"], batch["segments"]
         return Count(len(grid), int(segments.sum()), len(batch["input_ids"]), int(grid.prod(-1).sum()), len(segments))
 
     def save(self) -> Any:
         return self.loader.save_state_rank()
-
-    def close(self) -> None:
-        self.batches = self.loader = None  # type: ignore[assignment]
 
 
 def prepared(shards: str) -> Path:

@@ -16,19 +16,12 @@ import numpy as np
 
 from peers import MAX_TOKENS, Column, Count, Stream, Task
 from peers._kernels import Kernels
+from peers._maker import KEPT, prepare, same
 from peers._rows import mixed
-from peers._written import Written
 
 __all__ = ["fills", "noop", "prepare", "start"]
 
 BINS = 8
-KEPT: dict[Any, Any] = {}
-"""Loaded by `prepare`, as a user's module would have it."""
-
-
-def prepare(column: Column, setting: dict[str, Any]) -> None:
-    KEPT["maker"] = Written(setting["backend"]) if column == "written" else Kernels()
-    KEPT["maker"].prepare()
 
 
 class Held:
@@ -150,10 +143,6 @@ def start(task: Task, column: Column, setting: dict[str, Any], state: Any = None
     if state is not None:
         batches.set_state(state)
     return GrainStream(batches)
-
-
-def same(row: Any) -> Any:
-    return row
 
 
 def noop(batches: int, threads: int = 16) -> Iterator[Any]:

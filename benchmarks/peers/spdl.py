@@ -7,33 +7,22 @@ from typing import Any
 
 from spdl.pipeline import PipelineBuilder
 
-from peers import Column, Count, Stream, Task
-from peers._kernels import Kernels, count, padded
+from peers import Column, Stream, Task
+from peers._kernels import padded
+from peers._maker import KEPT, Padded, prepare, rows, same
 from peers._rows import draw, mixed
-from peers._written import Written
 
 __all__ = ["noop", "prepare", "start"]
 
 BATCH = 4
-KEPT: dict[Any, Any] = {}
 
 
-def prepare(column: Column, setting: dict[str, Any]) -> None:
-    import torch  # noqa: F401
-
-    KEPT["maker"] = Written(setting["backend"]) if column == "written" else Kernels()
-    KEPT["maker"].prepare()
-
-
-class SpdlStream(Stream):
+class SpdlStream(Padded):
     why_no_state = "SPDL has none"
 
     def __init__(self, pipeline: Any) -> None:
         super().__init__(pipeline.get_iterator())
         self.pipeline = pipeline
-
-    def count(self, batch: Any) -> Count:
-        return count(batch)
 
     def close(self) -> None:
         self.pipeline.stop()
@@ -57,16 +46,6 @@ def start(task: Task, column: Column, setting: dict[str, Any], state: Any = None
     pipeline = builder.build(num_threads=threads)
     pipeline.start()
     return SpdlStream(pipeline)
-
-
-def rows() -> Iterator[dict[str, int]]:
-    while True:
-        for n in range(4096):
-            yield {"n": n}
-
-
-def same(sample: Any) -> Any:
-    return sample
 
 
 def noop(batches: int) -> Iterator[Any]:

@@ -8,20 +8,14 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from peers import Column, Count, Stream, Task
-from peers._kernels import Kernels, count, padded
+from peers import Column, Stream, Task
+from peers._kernels import padded
+from peers._maker import KEPT, Padded, prepare
 from peers._rows import Rows, draw, mixed
-from peers._written import Written
 
 __all__ = ["noop", "prepare", "start"]
 
 BATCH = 4
-KEPT: dict[Any, Any] = {}
-
-
-def prepare(column: Column, setting: dict[str, Any]) -> None:
-    KEPT["maker"] = Written(setting["backend"]) if column == "written" else Kernels()
-    KEPT["maker"].prepare()
 
 
 class Conversations(Dataset[Any]):
@@ -49,18 +43,8 @@ def tensors(samples: Any) -> dict[str, Any]:
     return {name: torch.from_numpy(array) for name, array in padded(samples).items()}
 
 
-class TorchStream(Stream):
+class TorchStream(Padded):
     why_no_state = "torch.utils.data has none: a restart reads again what was trained on"
-
-    def __init__(self, loader: Any) -> None:
-        super().__init__(iter(loader))
-        self.loader = loader
-
-    def count(self, batch: Any) -> Count:
-        return count(batch)
-
-    def close(self) -> None:
-        self.batches = self.loader = None  # type: ignore[assignment]
 
 
 def start(task: Task, column: Column, setting: dict[str, Any], state: Any = None) -> Stream:

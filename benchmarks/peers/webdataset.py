@@ -9,22 +9,14 @@ from typing import Any
 
 import webdataset as wds
 
-from peers import Column, Count, Stream, Task
-from peers._kernels import Kernels, count, padded
-from peers._written import Written
+from peers import Column, Stream, Task
+from peers._kernels import padded
+from peers._maker import KEPT, Padded, prepare, rows, same
 
 __all__ = ["noop", "prepare", "start"]
 
 BATCH = 4
-KEPT: dict[Any, Any] = {}
 PICTURES = (".jpg", ".png")
-
-
-def prepare(column: Column, setting: dict[str, Any]) -> None:
-    import torch  # noqa: F401
-
-    KEPT["maker"] = Written(setting["backend"]) if column == "written" else Kernels()
-    KEPT["maker"].prepare()
 
 
 def conversation(sample: dict[str, Any]) -> Any:
@@ -41,18 +33,8 @@ def encode(sample: dict[str, Any]) -> dict[str, Any]:
     return encoded
 
 
-class WebStream(Stream):
+class WebStream(Padded):
     why_no_state = "WebDataset has none: it draws shards with replacement"
-
-    def __init__(self, loader: Any) -> None:
-        super().__init__(iter(loader))
-        self.loader = loader
-
-    def count(self, batch: Any) -> Count:
-        return count(batch)
-
-    def close(self) -> None:
-        self.batches = self.loader = None  # type: ignore[assignment]
 
 
 def one(shards: str, column: Column) -> Any:
@@ -70,16 +52,6 @@ def start(task: Task, column: Column, setting: dict[str, Any], state: Any = None
         mixture = wds.RandomMix(parts, list(task.weights.values()))
         data = wds.DataPipeline(mixture, wds.batched(BATCH, collation_fn=collate))
     return WebStream(wds.WebLoader(data, batch_size=None, num_workers=setting["workers"]))
-
-
-def rows() -> Iterator[dict[str, int]]:
-    while True:
-        for n in range(4096):
-            yield {"n": n}
-
-
-def same(sample: Any) -> Any:
-    return sample
 
 
 def noop(batches: int) -> Iterator[Any]:

@@ -14,23 +14,15 @@ from zephon import Dataset, InMemoryShard, MixtureSpec, Pipeline, StaticMixtureW
 from zephon.ops import CountingAccumulator
 
 from peers import MAX_TOKENS, Column, Count, Stream, Task
-from peers._kernels import Kernels, join
+from peers._kernels import join
+from peers._maker import KEPT, prepare, same
 from peers._rows import Rows, mixed
-from peers._written import Written
 
 __all__ = ["fills", "noop", "prepare", "start"]
 
 BINS = 8
 SHARD = 64
 """Rows of a shard as Zephon sees it, and of a chunk."""
-KEPT: dict[Any, Any] = {}
-
-
-def prepare(column: Column, setting: dict[str, Any]) -> None:
-    import torch  # noqa: F401
-
-    KEPT["maker"] = Written(setting["backend"]) if column == "written" else Kernels()
-    KEPT["maker"].prepare()
 
 
 class Lazy(Sequence[Any]):
@@ -154,10 +146,6 @@ def start(task: Task, column: Column, setting: dict[str, Any], state: Any = None
     if state is not None:
         pipeline.restore(state)
     return ZephonStream(pipeline)
-
-
-def same(sample: Any) -> Any:
-    return sample
 
 
 def memory(rows: Sequence[Any]) -> Any:
