@@ -1,12 +1,13 @@
-"""How many CPUs the loader may use, and how many bytes a sample takes."""
+"""How many CPUs the loader may use, and how many bytes a sample takes, also in words."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cpu_budget", "local_ranks", "nbytes", "node_cpus"]
+__all__ = ["cpu_budget", "local_ranks", "nbytes", "node_cpus", "readable_bytes"]
 
 LOCAL_RANKS = ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 """How launchers (torchrun, Open MPI, MPICH, Slurm) tell a rank the number of ranks on its node."""
@@ -55,17 +56,31 @@ def _cgroup_quota(cgroup: Path) -> float | None:
 
 
 def nbytes(value: Any) -> int:
-    """Bytes of what is heavy in a sample: arrays, compressed images, bytes and text.
+    """Bytes of what is heavy in a value: arrays, images as they are stored, bytes and text; 8 of anything else.
 
-    >>> nbytes({"images": [b"12345"], "text": "abc"})
-    8
+    >>> nbytes({"text": "abcd", "images": [b"12", b"345"], "n": 1})
+    17
     """
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return sum(map(nbytes, value.values()))
     if isinstance(value, list | tuple):
         return sum(map(nbytes, value))
-    if isinstance(value, bytes | str):
+    if isinstance(value, bytes | bytearray | str):
         return len(value)
     if hasattr(value, "plan"):  # an Image, whose file will be in memory when it is materialised
         return nbytes(value.data) if isinstance(value.data, bytes) else int(getattr(value.data, "size", 0))
-    return int(getattr(value, "nbytes", 0))
+    return int(getattr(value, "nbytes", 8))
+
+
+def readable_bytes(count: int) -> str:
+    """Bytes for people, in powers of ten.
+
+    >>> readable_bytes(1_234_567)
+    '1.2 MB'
+    """
+    amount = float(count)
+    for unit in ("B", "kB", "MB"):
+        if amount < 1000:
+            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+        amount /= 1000
+    return f"{amount:.1f} GB"

@@ -14,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl import registry
+from zvl.budget import nbytes
 from zvl.errors import BadData, RecipeError
 from zvl.formats._index import Stamp
-from zvl.formats._rows import fetch_files, image_paths, load_rows, size_of, with_images
+from zvl.formats._rows import fetch_files, image_paths, load_rows, with_images
 from zvl.operator import Sample
 from zvl.paths import absolute
 from zvl.protocols import Dataset
@@ -107,7 +108,7 @@ class Rows:
         """Mean bytes of text, images and arrays in the first rows."""
         first = self._rows[:PROBED_ROWS]
         files = [image for row in first for image in self._named(row).get("images") or () if isinstance(image, str)]
-        return max(1, (size_of(first) + sum(map(_file_size, files))) // max(len(first), 1))
+        return max(1, (nbytes(first) + sum(map(_file_size, files))) // max(len(first), 1))
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked, with the images' bytes; BadData("missing") for one whose file is absent."""

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from zvl.budget import cpu_budget, local_ranks, node_cpus
+from zvl.budget import cpu_budget, local_ranks, node_cpus, readable_bytes
 from zvl.operator import Accumulate, FilterMap, FlatMap, Operator, RandomMap, SplitMap
 from zvl.pipeline import Pipeline, Placed
 from zvl.protocols import WorkSource
@@ -172,15 +172,15 @@ def _fields(operator: Operator) -> str:
 
 def _memory_lines(pipeline: Pipeline, held: Memory, lanes: int, workers: int) -> Iterator[str]:
     yield "memory  at most, per rank"
-    yield f"  {_size(held.reading):>9}  compressed rows in open chunks and read ahead, {lanes} lanes"
-    yield f"  {_size(held.held):>9}  samples held by operators and planned batches, {lanes} lanes"
-    yield f"  {_size(held.batches):>9}  batches finished or in the making"
+    yield f"  {readable_bytes(held.reading):>9}  compressed rows in open chunks and read ahead, {lanes} lanes"
+    yield f"  {readable_bytes(held.held):>9}  samples held by operators and planned batches, {lanes} lanes"
+    yield f"  {readable_bytes(held.batches):>9}  batches finished or in the making"
     row = max((dataset.row_bytes for dataset in pipeline.source.datasets), default=0)
     rows = (pipeline.flush_every - 1) * lanes
     seconds = rows * REPLAY_SECONDS_PER_ROW / workers
     yield (
-        f"replay  at worst {rows:,} rows ({_size(rows * row)} compressed, about {seconds:.1f} s) planned again after a "
-        "restart; nothing delivered is decoded again"
+        f"replay  at worst {rows:,} rows ({readable_bytes(rows * row)} compressed, about {seconds:.1f} s) planned "
+        "again after a restart; nothing delivered is decoded again"
     )
 
 
@@ -247,17 +247,3 @@ def _count(number: int, one: str, many: str = "") -> str:
     ('1 row', '2,048 rows', '2 batches')
     """
     return f"{number:,} {one if number == 1 else many or one + 's'}"
-
-
-def _size(count: int) -> str:
-    """Bytes for people, in powers of ten.
-
-    >>> _size(1_234_567)
-    '1.2 MB'
-    """
-    amount = float(count)
-    for unit in ("B", "kB", "MB"):
-        if amount < 1000:
-            return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
-        amount /= 1000
-    return f"{amount:.1f} GB"

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from zvl.budget import nbytes
 from zvl.errors import BadData, RecipeError, StorageError
 from zvl.formats._held import Held
 from zvl.formats._index import Stamp, cache_folder, replace_file
 from zvl.formats._optional import optional
-from zvl.formats._rows import size_of
 from zvl.image import ImageInfo, ImageRef
 from zvl.operator import Sample
 from zvl.protocols import Dataset
@@ -99,7 +99,7 @@ class Indexed:
             return int(self._inner.row_bytes)
         found = [row for row in self.read(shard, rows) if not isinstance(row, BadData)]
         refs = sum(len(row.get("images") or ()) for row in found)
-        return max(1, (size_of(found) + refs * REF_BYTES) // len(rows))
+        return max(1, (nbytes(found) + refs * REF_BYTES) // len(rows))
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
         """Those rows, in the order asked, with an `ImageRef` for each picture; what a sidecar marks is read in full."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zvl.cli.arguments import Workers
+from zvl.cli.arguments import AsJson, Workers
 from zvl.cli.output import progress, say
 from zvl.cli.states import load_states
 from zvl.errors import RecipeError, StateError
@@ -33,7 +33,7 @@ def diff(
         int | None, typer.Option(min=1, metavar="N", help="Two recipes: also run N steps of both, up to a difference.")
     ] = None,
     workers: Workers = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Compare two recipes, two saved states or two logs of runs, and name the first difference and its operator.
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from zvl.cli.arguments import Recipe, Runner, Workers
+from zvl.cli.arguments import DpSize, Recipe, Runner, Workers
 from zvl.cli.output import console
 
 __all__ = ["explain", "print_plan"]
@@ -16,7 +12,7 @@ HEADINGS = ("source", "lanes", "plan:", "materialise:", "memory", "replay")
 
 def explain(
     recipe: Recipe,
-    dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")] = 1,
+    dp_size: DpSize = 1,
     workers: Workers = None,
     runner: Runner = "threads",
 ) -> None:

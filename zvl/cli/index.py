@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from zvl.cli.arguments import AsJson
 from zvl.cli.output import progress, say, say_error
 from zvl.registry import catalogue
 
@@ -41,7 +42,7 @@ def index(
     option: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the format, as in open_dataset.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Index a dataset, so that it opens at once and planning reads no images. What is done already is kept.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zvl.cli.arguments import Recipe, Workers
+from zvl.cli.arguments import DpSize, Recipe, Workers
 from zvl.cli.output import progress, say
 from zvl.errors import RecipeError
 
@@ -27,7 +27,7 @@ def inspect(
     png: Annotated[Path | None, typer.Option(metavar="FILE", help="Write a contact sheet here.")] = None,
     lane: Annotated[int | None, typer.Option(min=0, metavar="L", help="Only this lane.")] = None,
     dp_rank: Annotated[int, typer.Option(min=0, metavar="R", help="Only the lanes of this rank.")] = 0,
-    dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks share the lanes.")] = 1,
+    dp_size: DpSize = 1,
     workers: Workers = None,
 ) -> None:
     """Look at a step's packs, rebuilt from the batches themselves: images, text, loss mask, and where they came from.

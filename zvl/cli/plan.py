@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from zvl.cli.arguments import Recipe, Workers
+from zvl.budget import readable_bytes
+from zvl.cli.arguments import DpSize, Recipe, Workers
 from zvl.cli.output import columns, console, progress, say
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["plan"]
 def plan(
     recipe: Recipe,
     steps: Annotated[int, typer.Option(min=1, metavar="N", help="Steps to plan, from the beginning.")] = 100,
-    dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="Data-parallel ranks.")] = 1,
+    dp_size: DpSize = 1,
     workers: Workers = None,
     plot: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Draw fill, patches and shares over the steps (.svg or .png).")
@@ -83,8 +84,8 @@ def _print_totals(found: Forecast, dp_size: int) -> None:
     if any(patches):
         table.add_row("patches", f"{_mean(iter(patches))} a step, at most {max(patches):,}")
         table.add_row("balance of patches", _balance(found, dp_size))
-    table.add_row("largest batch", _size(found.batch_bytes))
-    table.add_row("memory", f"{_size(found.memory_bytes)} a rank at most, by the sizes of explain()")
+    table.add_row("largest batch", readable_bytes(found.batch_bytes))
+    table.add_row("memory", f"{readable_bytes(found.memory_bytes)} a rank at most, by the sizes of explain()")
     for place, (name, dropped) in enumerate(sorted(found.dropped.items()) or [("nothing", 0)]):
         table.add_row("" if place else "left out", f"{name} {dropped:,}" if dropped else name)
     console().print(table)
@@ -121,7 +122,3 @@ def _print_datasets(found: Forecast) -> None:
 def _mean(numbers: object) -> str:
     values = list(numbers)  # type: ignore[call-overload]
     return f"{sum(values) / len(values):,.1f}"
-
-
-def _size(count: int) -> str:
-    return f"{count / 1e6:,.1f} MB"

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
-from zvl.cli.arguments import Recipe, Runner, Workers
+from zvl.cli import arguments
 from zvl.cli.meter import Meter
 from zvl.cli.output import INTERRUPTED, columns, console, progress, stdout_for_json, warnings_shown
 from zvl.cli.states import load_states, save_state
@@ -29,42 +29,22 @@ STALL_WARNING_S = 10.0
 
 
 def run(
-    recipe: Recipe,
-    steps: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="End before step N, counted from 0 over restarts.")
-    ] = None,
-    dp_rank: Annotated[int, typer.Option(min=0, metavar="R", help="Which data-parallel rank this is.")] = 0,
-    dp_size: Annotated[int, typer.Option(min=1, metavar="N", help="How many ranks share the lanes.")] = 1,
-    runner: Runner = "threads",
-    workers: Workers = None,
-    isolate: Annotated[bool, typer.Option("--isolate", help="Run the loader in a process of its own.")] = False,
-    prefetch: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Batches finished or in the making ahead.")
-    ] = None,
-    checkpoint: Annotated[Path | None, typer.Option(metavar="FILE", help="Save the state here at the end.")] = None,
-    checkpoint_every: Annotated[
-        int | None, typer.Option(min=1, metavar="K", help="Save it after every K steps too.")
-    ] = None,
-    resume: Annotated[
-        list[str] | None, typer.Option(metavar="FILE", help="Go on from this state; again for each rank, or a glob.")
-    ] = None,
-    accept: Annotated[
-        str,
-        typer.Option(
-            metavar="WHAT", help='"pixels": go on though images decode otherwise.', autocompletion=lambda: ["pixels"]
-        ),
-    ] = "",
-    quarantine: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write bad samples here (JSON lines; a file for each rank).")
-    ] = None,
-    max_bad_fraction: Annotated[
-        float | None, typer.Option(min=0, max=1, metavar="F", help="Stop when more than this part of samples is bad.")
-    ] = None,
-    log: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Append hashes of every batch, for zvl diff (a file for each rank)."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
+    recipe: arguments.Recipe,
+    steps: arguments.Steps = None,
+    dp_rank: arguments.DpRank = 0,
+    dp_size: arguments.DpSize = 1,
+    runner: arguments.Runner = "threads",
+    workers: arguments.Workers = None,
+    isolate: arguments.Isolate = False,
+    prefetch: arguments.Prefetch = None,
+    checkpoint: arguments.Checkpoint = None,
+    checkpoint_every: arguments.CheckpointEvery = None,
+    resume: arguments.Resume = None,
+    accept: arguments.Accept = "",
+    quarantine: arguments.Quarantine = None,
+    max_bad_fraction: arguments.BadFraction = None,
+    log: arguments.RunLogPath = None,
+    as_json: arguments.AsJson = False,
 ) -> None:
     """Deliver a recipe's batches and report speed, fill, and what was left out. Ctrl-C ends it with a summary.
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from zvl.cli.arguments import RUNNERS, Recipe, integers, words
+from zvl.cli.arguments import RUNNERS, AsJson, Recipe, integers, words
 from zvl.cli.output import columns, console, progress, say, stdout_for_json
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def verify(
             autocompletion=lambda: list(ISOLATE),
         ),
     ] = "no",
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check that a recipe gives the same batches in every way of running it. Exit status 1 if it does not.
 

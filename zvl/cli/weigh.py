@@ -10,7 +10,7 @@ from typing import Annotated, Any, get_args
 
 import typer
 
-from zvl.cli.arguments import Recipe
+from zvl.cli.arguments import AsJson, Recipe
 from zvl.cli.output import columns, console, say
 from zvl.errors import RecipeError
 from zvl.mixture.shares import WeighBy
@@ -35,7 +35,7 @@ def weigh(
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, metavar="N", help="Another seed takes other rows.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    as_json: AsJson = False,
     write: Annotated[bool, typer.Option("--write", help="Write the numbers into the recipe.")] = False,
 ) -> None:
     """Measure the tokens that come of a row of each dataset, by planning some rows; no image is decoded.

@@ -20,7 +20,6 @@ __all__ = [
     "load_images",
     "load_rows",
     "parse_json",
-    "size_of",
     "with_images",
 ]
 
@@ -123,21 +122,6 @@ def fetch_files(wanted: Sequence[tuple[str, str]]) -> list[bytes | BadData]:
         BadData("missing", f"{where}: no image file at {path}") if data is None else data
         for data, (path, where) in zip(files, wanted, strict=True)
     ]
-
-
-def size_of(value: Any) -> int:
-    """Bytes of what is heavy in a value: texts, bytes, arrays.
-
-    >>> size_of({"text": "abcd", "images": [b"12", b"345"], "n": 1})
-    17
-    """
-    if isinstance(value, Mapping):
-        return sum(map(size_of, value.values()))
-    if isinstance(value, list | tuple):
-        return sum(map(size_of, value))
-    if isinstance(value, bytes | bytearray | str):
-        return len(value)
-    return int(getattr(value, "nbytes", 8))
 
 
 class Recent(Generic[V]):

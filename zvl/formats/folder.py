@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from zvl.budget import nbytes
 from zvl.errors import BadData, RecipeError
 from zvl.formats._csv import CsvRows
 from zvl.formats._fields import canonical
 from zvl.formats._imagefolder import METADATA, BesideRows, is_imagefolder
 from zvl.formats._index import Stamp
-from zvl.formats._rows import fetch_files, load_images, size_of
+from zvl.formats._rows import fetch_files, load_images
 from zvl.formats.jsonl import Lines
 from zvl.operator import Sample
 from zvl.paths import absolute
@@ -79,7 +80,7 @@ class Folder:
         """Mean bytes of text and images in the first rows."""
         shard = int(np.argmax(self.shard_rows))
         rows = self.read(shard, range(min(PROBED_ROWS, int(self.shard_rows[shard]))))
-        size = size_of([row for row in rows if not isinstance(row, BadData)])
+        size = nbytes([row for row in rows if not isinstance(row, BadData)])
         return max(1, size // max(len(rows), 1))
 
     def read(self, shard: int, rows: Sequence[int]) -> list[Sample | BadData]:
