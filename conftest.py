@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,6 +59,14 @@ def qwen_tokenizer() -> Path:
 def small_tokenizer() -> Path:
     """The same with its first 2,048 tokens and no template: it loads in milliseconds instead of two seconds."""
     return build_small_tokenizer(CACHE)
+
+
+@pytest.fixture(scope="session")
+def small_qwen(small_tokenizer: Path, qwen_tokenizer: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """That with Qwen's template: for tests in which further processes load a tokenizer."""
+    folder = shutil.copytree(small_tokenizer, tmp_path_factory.mktemp("tokenizer") / "small")
+    shutil.copy(qwen_tokenizer / "chat_template.jinja", folder)
+    return folder
 
 
 @pytest.fixture(scope="session")

@@ -33,10 +33,10 @@ def run(pipeline: zvl.Pipeline, **how: Any) -> list[str]:
 
 @pytest.mark.parametrize("how", [{"runner": "processes"}, {"isolate": True}])
 def test_the_same_batches(
-    how: dict[str, Any], tmp_path: Path, demo_shards: Path, qwen_tokenizer: Path, monkeypatch: pytest.MonkeyPatch
+    how: dict[str, Any], tmp_path: Path, demo_shards: Path, small_qwen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ZVL_CACHE", str(tmp_path))
-    processor = zvl.Processor("qwen2_5_vl", qwen_tokenizer, max_pixels=100_352)
+    processor = zvl.Processor("qwen2_5_vl", small_qwen, max_pixels=100_352)
     plain = zvl.open_dataset(demo_shards, index=False)
     late = indexed(zvl.open_dataset(demo_shards, index=False), "webdataset", tmp_path / "index")
     assert run(pipeline(late, processor), **how) == run(pipeline(plain, processor), runner="inline")

@@ -292,7 +292,7 @@ def test_steps_that_are_skipped_are_a_gap(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def with_pictures(qwen_tokenizer: Path) -> zvl.Pipeline:
+def with_pictures(small_qwen: Path) -> zvl.Pipeline:
     """Six rows with a picture each; two of them cannot be decoded."""
     rows = []
     for number in range(6):
@@ -303,7 +303,7 @@ def with_pictures(qwen_tokenizer: Path) -> zvl.Pipeline:
         asked = [{"type": "image"}, {"type": "text", "text": f"picture {number}"}]
         messages = [{"role": "user", "content": asked}, {"role": "assistant", "content": "noise"}]
         rows.append({"messages": messages, "images": [data if number % 3 else data[: len(data) // 2]]})
-    processor = zvl.Processor("qwen2_5_vl", qwen_tokenizer)
+    processor = zvl.Processor("qwen2_5_vl", small_qwen)
     return (
         zvl.Pipeline(zvl.Mixture({"d": zvl.from_rows(rows)}, seed=1), lanes=2, flush_every=8)
         .probe_images(processor)

@@ -33,8 +33,8 @@ IMAGES = ((10, 30), (135, 150), (150, 155), (210, 216))
 
 
 @pytest.fixture(scope="module")
-def processors(qwen_tokenizer: Path) -> dict[str, Processor]:
-    tokenizer = load_tokenizer(qwen_tokenizer, ("<image_soft_token>", "<start_of_image>", "<image>"))
+def processors(small_tokenizer: Path) -> dict[str, Processor]:
+    tokenizer = load_tokenizer(small_tokenizer, ("<image_soft_token>", "<start_of_image>", "<image>"))
     layouts: dict[str, Any] = {
         "causal": Qwen2_5VL(),
         "gemma3": Gemma3(image_size=28, image_seq_length=1, sliding_window=24),
