@@ -238,10 +238,11 @@ def restart(run: Run, subject: Subject, task: str, behind: int, skip: int) -> di
 
 
 def noops(run: Run) -> None:
-    """Rows that pass through a map that does nothing, in batches of 64."""
+    """Rows that pass through a map that does nothing, in batches of 64. In processes that have done nothing else, but
+    in a quick run."""
     found: dict[str, Any] = run.found.setdefault("noop", {})
     modules = {one.module for one in run.live()}
-    children: dict[str, Child] = {}
+    children: dict[str, Child] = {one.module: run.child(one) for one in run.live()} if run.given.quick else {}
     for number in range(run.given.repeats):
         for noop in in_turn(NOOPS, number):
             if noop.module not in modules or f"no-op {noop.name}" in run.found["failed"]:
@@ -255,7 +256,7 @@ def noops(run: Run) -> None:
             except Failed as error:
                 run.found["failed"][f"no-op {noop.name}"] = str(error)
                 children.pop(noop.module).end()
-    for child in children.values():
+    for child in () if run.given.quick else children.values():
         child.end()
     run.save()
 
