@@ -107,8 +107,6 @@ def _merge_blocks(saved: dict[str, Any], most: int, *, least: int, legacy: bool)
     return settings
 
 
-GLM4V = ("Glm4vProcessor", "Glm46VProcessor", "Glm4vImageProcessor", "Glm46VImageProcessor")
-
 FAMILIES = (
     Family("qwen3_vl", frozenset({"Qwen3VLProcessor", "qwen3_vl", "qwen3_vl_moe"}), _qwen),
     Family(

@@ -41,10 +41,6 @@ LIT_TENSORS = (
 )  # torch knows several types by two names, and LitData counts both
 
 
-MISFITS = (ValueError, IndexError, struct.error, InvalidOperation, OverflowError, MemoryError, RecursionError)
-"""What decoding raises on bytes that are not of their kind."""
-
-
 @lru_cache(maxsize=256)
 def mds_decoder(encoding: str) -> Decode:
     """The decoder of an MDS column; RecipeError for an encoding that is unknown."""
