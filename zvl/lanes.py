@@ -134,11 +134,16 @@ def _wait(flights: deque[Future[Timed] | Mark | Dropped | Failed], on: On) -> Wa
 
 @fails_in_place
 def accumulate(
-    stream: Iterator[Element], node: Node, lane: int, newly: Collection[str] = frozenset(), clock: Clock | None = None
+    stream: Iterator[Element],
+    node: Node,
+    lane: int,
+    newly: Collection[str] = frozenset(),
+    clock: Clock | None = None,
+    skip: int = 0,
 ) -> Iterator[Element]:
     """An Accumulate in its lane: a fresh accumulator at every mark, emptied before the mark goes on.
 
-    A sample of a newly blocked row that it refuses is dropped.
+    A sample of a newly blocked row that it refuses is dropped. The first `skip` results are thrown away later on.
     """
     operator = node.operator
     assert isinstance(operator, Accumulate)
@@ -173,6 +178,9 @@ def accumulate(
             interval, ordinal = element.interval, 0
             with node.guarding(f"the start of interval {interval}"):
                 accumulator = operator.start(Rng(hash_ints(node.salt, lane, interval)))
+                if skip and hasattr(accumulator, "skip"):
+                    accumulator.skip(skip)
+                skip = 0
             yield element
         else:
             yield element

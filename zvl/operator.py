@@ -120,7 +120,11 @@ class SplitMap(Map):
 
 
 class Accumulator(Protocol):
-    """The memory of an Accumulate in one lane and one interval. Thrown away after `flush`."""
+    """The memory of an Accumulate in one lane and one interval. Thrown away after `flush`.
+
+    It may have ``skip(count)``, called before the first `push` of a replay: nobody will look at its first `count`
+    results, and it may give ``{}`` for each.
+    """
 
     def push(self, sample: Sample) -> Iterable[Sample]:
         """Take one sample; return what is ready. Must be cheap: it runs in the lane, in order."""
@@ -136,6 +140,9 @@ class Accumulate(Operator):
 
     A sample that is handed on keeps its `__key__`; a new one without `__key__` gets one from its lane, interval
     and ordinal.
+
+    It may have ``taken(count)``: how many of an interval's first samples go into its first `count` results and into
+    nothing else. Those may be ``{}`` in a replay, if its accumulators have `skip`.
     """
 
     def start(self, rng: Rng) -> Accumulator:

@@ -67,14 +67,27 @@ class Planner:
         stream: Iterator[Element] = read_lane(
             pipeline.source, cursor, pipeline.flush_every, self._ahead, blocks, state.blocked, clock
         )
-        for nodes, runner, depth, group in self._segments:
+        skips = self._skips(state.delivered)
+        for (nodes, runner, depth, group), skip in zip(self._segments, skips, strict=True):
             if runner is None:
-                stream = accumulate(stream, nodes[0], lane, newly, clock)
+                stream = accumulate(stream, nodes[0], lane, newly, clock, skip)
             else:
                 stage = Stage(clock, [node.name for node in nodes], here=isinstance(runner, InlineRunner))
                 stream = parallel(stream, partial(_submit, runner, group, nodes, newly), stage, depth, group)
         planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience)
         return mask_stream(planned, newly) if newly else planned
+
+    def _skips(self, delivered: int) -> list[int]:
+        """For each segment, how many of its first results nobody will see, since those batches were delivered: known of
+        the Accumulates at the end."""
+        skips = [0] * len(self._segments)
+        for place in reversed(range(len(self._segments))):
+            if self._segments[place].runner is not None:
+                break
+            skips[place] = delivered
+            taken: Any = getattr(self._segments[place].nodes[0].operator, "taken", None)
+            delivered = taken(delivered) if taken is not None else 0
+        return skips
 
 
 def _submit(

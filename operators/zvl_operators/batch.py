@@ -60,6 +60,10 @@ class Batch(Accumulate):
     def holds(self) -> int:
         return self.size
 
+    def taken(self, count: int) -> int:
+        """The rows that go into its first `count` batches."""
+        return count * self.size
+
     def blank(self, sample: Sample) -> Sample:
         if not sample:
             return {"segments": []}
@@ -78,6 +82,11 @@ class BatchAccumulator:
         self._batch = batch
         self._size = batch.size
         self._held: list[Sample] = []
+        self._skipped = 0
+
+    def skip(self, count: int) -> None:
+        """Stack nothing for the first `count` results: their rows may hold nothing."""
+        self._skipped = count
 
     def push(self, sample: Sample) -> Iterable[Sample]:
         if "input_ids" in sample and "segments" not in sample:
@@ -87,6 +96,9 @@ class BatchAccumulator:
 
     def flush(self) -> Iterable[Sample]:
         held, self._held = self._held, []
+        if held and self._skipped:
+            self._skipped -= 1
+            return ({},)
         return (self._stack(held),) if held else ()
 
     def _check_length(self, tokens: int) -> None:

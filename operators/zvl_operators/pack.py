@@ -166,6 +166,11 @@ class PackAccumulator:
             },
         )
         self._packer = self._make_packer()
+        self._skipped = 0
+
+    def skip(self, count: int) -> None:
+        """Build no rows for the first `count` results."""
+        self._skipped = count
 
     def push(self, sample: Sample) -> Iterable[Sample]:
         return self._rows(self._packer.push(self._measure(sample)))
@@ -182,7 +187,10 @@ class PackAccumulator:
         return Bins(self._budget, pack.num_bins, best=pack.algorithm == "best_fit")
 
     def _rows(self, groups: list[list[Item]]) -> list[Sample]:
-        return [self._pack.row([item.payload for item in group]) for group in groups]
+        skipped = min(self._skipped, len(groups))
+        self._skipped -= skipped
+        built = [self._pack.row([item.payload for item in group]) for group in groups[skipped:]]
+        return [*({} for _ in range(skipped)), *built] if skipped else built
 
     def _measure(self, sample: Sample) -> Item:
         """The sample as an item that fits the budget alone: cut if it must and may be, else BadData."""
