@@ -27,7 +27,7 @@ def pipeline(dataset: Any, processor: zvl.Processor) -> zvl.Pipeline:
 
 
 def run(pipeline: zvl.Pipeline, **how: Any) -> list[str]:
-    with pipeline.loader(workers=2, max_steps=STEPS, **how) as loader:
+    with pipeline.loader(workers=1, max_steps=STEPS, **how) as loader:
         return [batch_digest(batch).sha256 for batch in loader]
 
 
