@@ -14,7 +14,7 @@ The cost is CPU time of the process, all threads, which other work on the machin
 a line through the logarithms, in percent a doubling of the size; "most/least" compares the dearest size with the
 cheapest. The loaders of all sizes of a curve are open at once and take turns, each round beginning with another; the
 first round does not count. So no loader is opened, closed or collected while another is timed, and none is always
-timed first. Figures are medians of the rounds.
+timed first. Where a sample costs microseconds, turns are short and many. Figures are medians of all turns.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LANES = 8
 
 WORDS = ["apple", "bridge", "candle", "dragon", "engine", "forest", "garden", "harbour", "island", "jungle", "kettle"]
 
-INTERVAL, CHATS = 512, 128
+INTERVAL, CHATS = 256, 128
 """Rows between two flush marks, in part 2; and of chats, which take longer."""
 
 Figures = dict[str, float]
@@ -182,7 +182,7 @@ def rows_pipeline(count: int) -> zvl.Pipeline:
 
 def of_rows(loader: Loader, count: int, batches: int) -> Figures:
     cost = stretch(loader, batches, rows=BATCH)
-    return {"cost": cost.cpu / cost.samples * 1e6} | apart(count)
+    return {"cost": cost.cpu / cost.samples * 1e6}
 
 
 def apart(count: int) -> Figures:
@@ -297,16 +297,20 @@ class Part:
     effort: tuple[int, int]
     """How much to do in one turn: usual, quick."""
     number: int
+    turns: int = 1
+    """For each round that is asked for."""
+    apart: Callable[[Any], Figures] | None = None
+    """More figures of a size, once for each round that is asked for."""
 
 
 POWERS = (1, 2, 4, 8, 16, 32, 64, 128)
 ROWS = [10**n for n in range(3, 10)]
 PARTS = (
     Part("workers that sleep", "ms of a worker a batch", POWERS, (1, 4), workers, naps, (20, 2), 1),
-    Part("lanes, no-op", "CPU us a sample", POWERS, (1, 8), lanes_noop, of_lanes, (64_000, 1000), 2),
-    Part("lanes, shuffle and pack", "CPU us a sample", POWERS, (1, 8), lanes_pack, of_lanes, (64_000, 1000), 2),
+    Part("lanes, no-op", "CPU us a sample", POWERS, (1, 8), lanes_noop, of_lanes, (16_000, 1000), 2, turns=3),
+    Part("lanes, shuffle and pack", "CPU us a sample", POWERS, (1, 8), lanes_pack, of_lanes, (16_000, 1000), 2),
     Part("lanes, chats", "CPU us a sample", POWERS, (1, 8), lanes_chats, of_lanes, (8000, 250), 2),
-    Part("rows", "CPU us a sample", ROWS, (10**3, 10**6), rows, of_rows, (1000, 8), 3),
+    Part("rows", "CPU us a sample", ROWS, (10**3, 10**6), rows, of_rows, (300, 8), 3, turns=3, apart=apart),
     Part(
         "samples a pack", "CPU us a sample", (1, 2, 5, 10, 20, 50, 100, 200), (1, 50), packs, of_packs, (20_000, 50), 4
     ),
@@ -319,10 +323,14 @@ def rounds(part: Part, given: Any) -> dict[float, list[Figures]]:
     found: dict[float, list[Figures]] = {size: [] for size in (part.quick if given.quick else part.sizes)}
     with ExitStack() as stack:
         loaders = {size: stack.enter_context(part.open(size)) for size in found}
-        for number in range(given.repeats + (not given.quick)):
+        for number in range(-1, given.repeats * part.turns):
             for size in in_turn(found, number):
-                found[size].append(part.measure(loaders[size], size, part.effort[given.quick]))
-    return {size: figures[-given.repeats :] for size, figures in found.items()}
+                figures = part.measure(loaders[size], size, part.effort[given.quick])
+                if part.apart is not None and number % part.turns == 0:
+                    figures |= part.apart(size)
+                if number >= 0:
+                    found[size].append(figures)
+    return found
 
 
 def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
@@ -334,14 +342,14 @@ def slope(sizes: Sequence[float], costs: Sequence[float]) -> float:
 def show(part: Part, found: dict[float, list[Figures]], given: Any) -> dict[str, Any]:
     """Print one curve; returns it for JSON."""
     middle = {
-        size: {name: statistics.median(one[name] for one in figures) for name in figures[0]}
+        size: {name: statistics.median(one[name] for one in figures if name in one) for name in figures[0]}
         for size, figures in found.items()
     }
     costs = [figures["cost"] for figures in middle.values()]
     steep, apart = slope(list(middle), costs), max(costs) / min(costs)
     names = list(next(iter(middle.values())))
     table = [[f"{size:,}", *(f"{figures[name]:,.2f}" for name in names)] for size, figures in middle.items()]
-    title = f"\n{part.name}: {steep:+.1f} % a doubling, most/least {apart:.2f} (median of {given.repeats})"
+    title = f"\n{part.name}: {steep:+.1f} % a doubling, most/least {apart:.2f} (medians of {given.repeats * part.turns})"
     heads = [part.name.split(",")[0], part.unit, *names[1:]]
     report(title, heads, table, None, type(given)(json=False))
     rounded = {str(size): {name: round(value, 3) for name, value in own.items()} for size, own in middle.items()}
