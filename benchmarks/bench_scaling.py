@@ -14,7 +14,8 @@ The cost is CPU time of the process, all threads, which other work on the machin
 a line through the logarithms, in percent a doubling of the size; "most/least" compares the dearest size with the
 cheapest. The loaders of all sizes of a curve are open at once and take turns, each round beginning with another; the
 first round does not count. So no loader is opened, closed or collected while another is timed, and none is always
-timed first. Where a sample costs microseconds, turns are short and many. Figures are medians of all turns.
+timed first. Where a sample costs microseconds, turns are short and many. Figures are medians of all turns, and "least" is the
+least cost of any, which other work on the machine disturbs less still.
 """
 
 from __future__ import annotations
@@ -345,11 +346,15 @@ def show(part: Part, found: dict[float, list[Figures]], given: Any) -> dict[str,
         size: {name: statistics.median(one[name] for one in figures if name in one) for name in figures[0]}
         for size, figures in found.items()
     }
+    for size, figures in found.items():
+        middle[size]["least"] = min(one["cost"] for one in figures)
     costs = [figures["cost"] for figures in middle.values()]
     steep, apart = slope(list(middle), costs), max(costs) / min(costs)
     names = list(next(iter(middle.values())))
     table = [[f"{size:,}", *(f"{figures[name]:,.2f}" for name in names)] for size, figures in middle.items()]
-    title = f"\n{part.name}: {steep:+.1f} % a doubling, most/least {apart:.2f} (medians of {given.repeats * part.turns})"
+    title = (
+        f"\n{part.name}: {steep:+.1f} % a doubling, most/least {apart:.2f} (medians of {given.repeats * part.turns})"
+    )
     heads = [part.name.split(",")[0], part.unit, *names[1:]]
     report(title, heads, table, None, type(given)(json=False))
     rounded = {str(size): {name: round(value, 3) for name, value in own.items()} for size, own in middle.items()}
