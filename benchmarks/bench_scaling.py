@@ -14,8 +14,8 @@ The cost is CPU time of the process, all threads, which other work on the machin
 a line through the logarithms, in percent a doubling of the size; "most/least" compares the dearest size with the
 cheapest. The loaders of all sizes of a curve are open at once and take turns, each round beginning with another; the
 first round does not count. So no loader is opened, closed or collected while another is timed, and none is always
-timed first. Where a sample costs microseconds, turns are short and many. Figures are medians of all turns, and "least" is the
-least cost of any, which other work on the machine disturbs less still.
+timed first. Where a sample costs microseconds, turns are short and many. Figures are medians of all turns, and "least"
+is the least cost of any, which other work on the machine disturbs less still.
 """
 
 from __future__ import annotations
