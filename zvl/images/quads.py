@@ -14,10 +14,11 @@ import numpy.typing as npt
 
 from zvl.protocols import Pixels
 
-__all__ = ["colours", "quads", "scratch"]
+__all__ = ["MOST_KEPT", "colours", "quads", "scratch"]
 
-MOST_KEPT = 8 << 20
-"""The largest memory that `scratch` keeps, in bytes: a picture of two megapixels."""
+MOST_KEPT = 2 << 20
+"""The largest memory that `scratch` keeps, in bytes: four a pixel of half a megapixel. Larger pictures make the peak of
+a process, and are decoded to three bytes."""
 
 _own = threading.local()
 
