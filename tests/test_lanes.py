@@ -1,4 +1,4 @@
-"""zvl.lanes.Group: how many samples a planning task takes."""
+"""zvl.lanes: how many samples a planning task takes, and how many tasks are in flight."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from zvl.elements import Element, Mark
+from zvl.elements import Element, Mark, Waiting
 from zvl.lanes import Group, parallel
 from zvl.waits import Clock, Stage
 
@@ -48,3 +48,35 @@ def test_the_first_tasks_of_a_lane_are_small(depth: int, sizes: list[int]) -> No
     assert found == list(range(200))
     assert tasks[: len(sizes)] == sizes
     assert set(tasks[len(sizes) : -1]) == {16}
+
+
+def test_few_tasks_are_in_flight_unless_they_are_waited_for() -> None:
+    """The window closes to two while tasks are done before they are due, and opens again when one is late."""
+    slow = False
+    taken = 0
+
+    def run(group: list[Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        if not slow:
+            future.set_result((group, [0.0]))
+        pending.append((future, group))
+        return future
+
+    pending: list[tuple[Future[Any], list[Any]]] = []
+    elements: list[Element] = [Mark(0, None), *({"n": n} for n in range(4000))]
+    stage = Stage(Clock(), ["map"], here=False)
+    ahead: dict[bool, list[int]] = {False: [], True: []}
+    for one in parallel(iter(elements), run, stage, 8, Group(16, 16)):
+        if isinstance(one, dict):
+            assert one["n"] == taken
+            taken += 1
+            slow = 1000 < taken < 3000
+            ahead[slow].append(sum(len(group) for _, group in pending) - taken)
+        elif isinstance(one, Waiting):
+            waiting = [(future, group) for future, group in pending if not future.done()]
+            future, group = waiting[0]
+            future.set_result((group, [0.0]))
+    assert taken == 4000
+    assert max(ahead[False][500:900]) <= 2 * 16
+    assert max(ahead[True][500:]) > 7 * 16
+    assert max(ahead[False][-500:]) <= 2 * 16

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import mmap
 import threading
 
 import numpy as np
 import pytest
 
-from zvl.images.quads import MOST_KEPT, colours, quads, scratch
+from zvl.images.quads import MOST_KEPT, PATIENCE, SPAN, colours, quads, scratch
 from zvl.layouts._arrays import cut_blocks, planar, store_planes
 from zvl.protocols import Pixels
 
@@ -85,7 +86,20 @@ def test_scratch_is_used_again_by_its_thread_and_use_alone() -> None:
     assert not np.shares_memory(first, others[0])
 
 
-def test_scratch_keeps_nothing_large() -> None:
-    large = scratch("large", MOST_KEPT + 1)
-    assert len(large) == MOST_KEPT + 1
-    assert not np.shares_memory(large, scratch("large", MOST_KEPT + 1))
+def test_scratch_gives_back_what_was_large_when_less_is_asked_for() -> None:
+    large = scratch("large", MOST_KEPT + 4096)
+    large[...] = 1
+    for _ in range(PATIENCE - 1):
+        scratch("large", MOST_KEPT)
+    assert scratch("large", MOST_KEPT + 4096).all(), "somebody may want large ones now and then"
+    for _ in range(PATIENCE):
+        scratch("large", MOST_KEPT)
+    again = scratch("large", MOST_KEPT + 4096)
+    assert again[:MOST_KEPT].all()
+    assert not again[MOST_KEPT:].any() or not hasattr(mmap, "MADV_DONTNEED")
+
+
+def test_scratch_keeps_nothing_huge() -> None:
+    huge = scratch("huge", SPAN + 1)
+    assert len(huge) == SPAN + 1
+    assert not np.shares_memory(huge, scratch("huge", SPAN + 1))

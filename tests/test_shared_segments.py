@@ -248,9 +248,10 @@ def test_threads_may_write_at_once() -> None:
     assert all((array == number).all() for number, array in got)
 
 
-def test_empty_is_plain_memory_unless_a_ring_is_set(plain_memory_afterwards: None) -> None:
+def test_empty_takes_a_segment_where_a_ring_is_set(plain_memory_afterwards: None) -> None:
     ring = Ring(4 * MB)
-    assert zvl.shared.empty(MB, np.uint8).base is None
+    assert zvl.shared.empty(MB - 1, np.uint8).nbytes == MB - 1
+    assert not ring.nbytes
     zvl.shared.allocate_from(ring)
     array = zvl.shared.empty((4, MB // 8), "float32")
     assert array.shape == (4, MB // 8)

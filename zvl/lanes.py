@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from itertools import islice, takewhile
 from time import perf_counter
 from typing import Any, TypeVar
 
@@ -65,11 +67,12 @@ def parallel(
     """Pure operators as an ordered window of futures: at most `depth` groups of `group.size` samples in flight.
 
     The first groups are smaller and half as many, so that the lane's first batch need not wait for more samples than it
-    wants.
+    wants. Two are enough while whoever takes the results is slower: what is done would only lie in memory.
     """
     flights: deque[Future[Timed] | Mark | Dropped | Failed] = deque()
     gathered: list[Element] = []
     running = launched = 0
+    wanted = max(min(2, depth), -(-depth // 2))
     first = FIRST_SAMPLES // min(2, depth)
 
     def launch() -> None:
@@ -80,16 +83,17 @@ def parallel(
             gathered = []
             running += 1
 
-    def landed() -> Iterator[Element]:
-        """What has arrived at the head of the window."""
+    def landed(most: int = sys.maxsize) -> Iterator[Element]:
+        """What has arrived at the head of the window, of at most so many groups."""
         nonlocal running
         while flights:
             head = flights[0]
             if isinstance(head, Future):
-                if not head.done():
+                if not most or not head.done():
                     return
                 flights.popleft()
                 running -= 1
+                most -= 1
                 error = head.exception()
                 yield from (Failed(error),) if isinstance(error, ZvlError) else stage.land(head.result())
             else:
@@ -114,16 +118,26 @@ def parallel(
             if isinstance(element, Failed):
                 break
             yield from landed()  # marks and drops must not gather behind groups that are too small to fill the window
-        most = depth if launched >= 4 * FIRST_SAMPLES else -(-depth // 2)
-        while running >= most:
-            yield from landed()
-            if running >= most:
+        while running >= wanted:
+            done = _done(flights)
+            if done == 0 and wanted < depth and launched >= 4 * FIRST_SAMPLES:
+                wanted += 1
+            elif done == 0:
                 yield _wait(flights, stage.on)
+            else:
+                wanted = max(min(2, depth), wanted - (done > 1))
+                yield from landed(1)
     launch()
     while flights:
         yield from landed()
         if flights:
             yield _wait(flights, stage.on)
+
+
+def _done(flights: deque[Future[Timed] | Mark | Dropped | Failed]) -> int:
+    """How many groups at the head of the window are done, as far as two."""
+    groups = islice((one for one in flights if isinstance(one, Future)), 2)
+    return sum(1 for _ in takewhile(lambda group: group.done(), groups))
 
 
 def _wait(flights: deque[Future[Timed] | Mark | Dropped | Failed], on: On) -> Waiting:

@@ -31,6 +31,7 @@ from zvl.runners import Pools
 from zvl.runners._native import give_back_memory
 from zvl.runners.inline import InlineRunner
 from zvl.runners.threads import ThreadRunner
+from zvl.shared.blocks import free_blocks
 from zvl.shared.memory import warn_of_memory
 from zvl.sizes import FETCHERS, READ_AHEAD_BYTES, at_least_one, own_lanes, window_size
 from zvl.stalls import Patience, check_seconds, tell, working
@@ -280,6 +281,7 @@ class Loader:
             for dataset in self.pipeline.source.datasets:
                 if hasattr(dataset, "close"):  # files and caches; who reads on opens them anew
                     dataset.close()
+            free_blocks()
             give_back_memory()
         self._ledger.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import math
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from zvl.images.pillow_open import bad_data
 from zvl.images.quads import MOST_KEPT, quads, scratch
 from zvl.images.scaling import jpeg_divisor, scaled_size
 from zvl.protocols import Codec, Filter, Pixels
+from zvl.shared.blocks import borrow
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["Backend", "canaries", "codec_for", "decode", "kept_canaries", "resize"]
 
@@ -128,23 +132,62 @@ def resize_torch(pixels: Pixels, width: int, height: int, filter: Filter) -> Pix
     """
     import torch
 
-    if filter == "nearest":
-        options: dict[str, Any] = {"mode": "nearest-exact"}
-    else:
-        options = {"mode": filter, "antialias": True, "align_corners": False}
     four = quads(pixels)
     memory = readable(pixels if four is None else four)
     try:
         with torch.inference_mode():
-            # The new axis comes first, or its stride would hide that channels are last.
-            planes = torch.from_numpy(memory).unsqueeze(0).permute(0, 3, 1, 2)
-            resized = torch.nn.functional.interpolate(planes, size=(height, width), **options)
+            if filter in IN_PLACE:
+                kernel = getattr(torch.ops.aten, IN_PLACE[filter]).out
+                return in_two_passes(kernel, memory, width, height)[..., :3]
+            return interpolated(memory, width, height, filter)[..., :3]
     except NotImplementedError as error:  # older PyTorch: no "lanczos"
         raise RecipeError(
             f"this PyTorch ({torch.__version__}) has no {filter} kernel: take a newer one, or resize='pillow'"
         ) from error
+
+
+IN_PLACE: dict[Filter, str] = {"bilinear": "_upsample_bilinear2d_aa", "bicubic": "_upsample_bicubic2d_aa"}
+"""What `torch.nn.functional.interpolate` calls, where that can be told which memory to write to."""
+
+
+def in_two_passes(kernel: Any, memory: Pixels, width: int, height: int) -> Pixels:
+    """What the kernel does at once, first along rows and then along columns, uint8 between; in memory used again."""
+    rows, columns, depth = memory.shape
+    shape = rows, width, depth
+    if columns != width:
+        between = borrow if rows == height else functools.partial(scratch, "between")
+        memory = pass_over(kernel, memory, between(math.prod(shape)).reshape(shape))
+    if rows != height:
+        shape = height, width, depth
+        memory = pass_over(kernel, memory, borrow(math.prod(shape)).reshape(shape))
+    return memory
+
+
+def pass_over(kernel: Any, memory: Pixels, out: Pixels) -> Pixels:
+    """Fill `out`, (H, W, channels) like `memory`, with `memory` at its size."""
+    kernel(channels_last(memory), out.shape[:2], False, None, None, out=channels_last(out))
+    return out
+
+
+def interpolated(memory: Pixels, width: int, height: int, filter: Filter) -> Pixels:
+    """One call of PyTorch's public function, on (H, W, channels)."""
+    import torch
+
+    if filter == "nearest":
+        options: dict[str, Any] = {"mode": "nearest-exact"}
+    else:
+        options = {"mode": filter, "antialias": True, "align_corners": False}
+    resized = torch.nn.functional.interpolate(channels_last(memory), size=(height, width), **options)
     result: Pixels = resized[0].permute(1, 2, 0).numpy()
-    return result[..., :3]
+    return result
+
+
+def channels_last(memory: Pixels) -> torch.Tensor:
+    """(H, W, channels) as PyTorch wants it, (1, channels, H, W), without a copy."""
+    import torch
+
+    # The new axis comes first, or its stride would hide that channels are last.
+    return torch.from_numpy(memory).unsqueeze(0).permute(0, 3, 1, 2)
 
 
 def readable(pixels: Pixels) -> Pixels:

@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl.protocols import Pixels
+from zvl.shared.blocks import give_back, mapped
 
 __all__ = ["MOST_KEPT", "colours", "quads", "scratch"]
 
-MOST_KEPT = 2 << 20
-"""The largest memory that `scratch` keeps, in bytes: four a pixel of half a megapixel. Larger pictures make the peak of
-a process, and are decoded to three bytes."""
+MOST_KEPT, SPAN, PATIENCE = 2 << 20, 64 << 20, 3
+"""What `scratch` keeps for long and the most that it keeps at all, in bytes: four a pixel of half a megapixel, and of 16.
+Larger pictures than the first make the peak of a process, and are decoded to three bytes."""
 
 _own = threading.local()
 
@@ -63,12 +64,33 @@ def colours(four: Pixels) -> npt.NDArray[np.uint32]:
 def scratch(use: str, size: int) -> Pixels:
     """`size` bytes with anything in them, uint8 (size,), until this thread asks for the same `use` again.
 
-    Fresh memory costs a page fault every 4 kB. Above `MOST_KEPT` it is fresh all the same.
+    Fresh memory costs a page fault every 4 kB. What is beyond `MOST_KEPT` goes back to the system when this thread has
+    asked for less `PATIENCE` times; beyond `SPAN` memory is always fresh.
     """
-    if size > MOST_KEPT:
-        return np.empty(size, np.uint8)
-    kept: Pixels | None = getattr(_own, use, None)
-    if kept is None or len(kept) < size:
-        kept = np.empty(size, np.uint8)
+    if size > SPAN:
+        return np.frombuffer(mapped(size), np.uint8)
+    kept: _Kept | None = getattr(_own, use, None)
+    if kept is None:
+        kept = _Kept()
         setattr(_own, use, kept)
-    return kept[:size]
+    return kept.take(size)
+
+
+class _Kept:
+    """The memory of one use in one thread."""
+
+    def __init__(self) -> None:
+        self._memory = mapped(SPAN, huge_from=MOST_KEPT)
+        self._pixels = np.frombuffer(self._memory, np.uint8)
+        self._most = MOST_KEPT
+        self._patience = PATIENCE
+
+    def take(self, size: int) -> Pixels:
+        if size > MOST_KEPT:
+            self._most, self._patience = max(size, self._most), PATIENCE
+        elif self._most > MOST_KEPT:
+            self._patience -= 1
+            if not self._patience:
+                give_back(self._memory, MOST_KEPT, self._most)
+                self._most = MOST_KEPT
+        return self._pixels[:size]

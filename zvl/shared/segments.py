@@ -34,7 +34,7 @@ import numpy.typing as npt
 from zvl.errors import RecipeError
 from zvl.shared.pickling import dumps, loads
 
-__all__ = ["Inlet", "Message", "Outlet", "Place", "Ring"]
+__all__ = ["Inlet", "Message", "Outlet", "Place", "Ring", "lend"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -68,8 +68,8 @@ class Message(NamedTuple):
     """What holds the segments meanwhile."""
 
 
-def _lease(memory: mmap.mmap, segment: int, nbytes: int, ended: Callable[[int], None]) -> Bytes:
-    """A segment as an array; `ended` gets its offset once that array and all views of it are gone.
+def lend(memory: mmap.mmap, segment: int, nbytes: int, ended: Callable[[int], None]) -> Bytes:
+    """A stretch of `memory` as an array; `ended` gets its offset once that array and all views of it are gone.
 
     From any thread, and in the middle of anything: it must neither block nor take a lock.
     """
@@ -201,7 +201,7 @@ class Ring:
                 return None
             self._free.pop(segment, None)
             self._holds[segment] += 1
-        return _lease(self._memory, segment, size, self._ended.append)
+        return lend(self._memory, segment, size, self._ended.append)
 
     def _grow(self, size: int) -> int | None:
         """One more segment. Free ones of other sizes give way, the longest unused first."""
@@ -283,7 +283,7 @@ class Inlet:
         """The value. Its large arrays are views, writable where the writer's were. `resolve` is that of `loads`,
         where the value was encoded with `known`."""
         data, places, sizes = pickle.loads(payload)
-        leases = {segment: _lease(self._memory, segment, nbytes, self._release) for segment, nbytes in sizes.items()}
+        leases = {segment: lend(self._memory, segment, nbytes, self._release) for segment, nbytes in sizes.items()}
         for segment, lease in leases.items():
             self._leased(segment, lease)
         buffers: list[Any] = []
