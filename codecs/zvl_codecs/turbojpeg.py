@@ -8,6 +8,7 @@ import numpy as np
 
 from zvl.image import ImageInfo
 from zvl.images.orientation import orient
+from zvl.images.quads import MOST_KEPT
 from zvl.images.scaling import scaled_size
 from zvl.protocols import Pixels
 from zvl_codecs.pillow import Pillow
@@ -38,8 +39,11 @@ class TurboJpeg:
         return _decode(data, info, divisor, "RGB")
 
     def decode_into(self, data: bytes, info: ImageInfo, divisor: int, memory: Memory) -> Pixels:
-        """The same in memory that `memory(size)` gives, with a fourth byte behind each pixel (`zvl.images.quads`)."""
+        """The same in memory that `memory(size)` gives; a fourth byte behind each pixel (`zvl.images.quads`) if it is
+        small."""
         width, height = scaled_size((info.width, info.height), divisor)
+        if 4 * width * height > MOST_KEPT:
+            return _decode(data, info, divisor, "RGB", memory(3 * width * height))
         pixels = _decode(data, info, divisor, "RGBX", memory(4 * width * height))
         if pixels.shape[2] == 4 and not pixels.flags.c_contiguous:
             # Turned pixels are copied as numbers; byte by byte it takes several times as long.

@@ -17,7 +17,7 @@ from zvl.images.colour import composite, to_srgb
 from zvl.images.header import probe
 from zvl.images.options import DecodeOptions
 from zvl.images.pillow_open import bad_data
-from zvl.images.quads import MOST_KEPT, quads, scratch
+from zvl.images.quads import quads, scratch
 from zvl.images.scaling import jpeg_divisor, scaled_size
 from zvl.protocols import Codec, Filter, Pixels
 from zvl.shared.blocks import borrow
@@ -88,8 +88,7 @@ def decode(
 
 def run_codec(decoder: Any, data: bytes, info: ImageInfo, divisor: int, reuse: bool) -> Pixels:
     """The codec's pixels, by whichever of its methods serves."""
-    small = 4 * math.prod(scaled_size(info.size, divisor)) <= MOST_KEPT
-    decode_into = getattr(decoder, "decode_into", None) if reuse and small else None
+    decode_into = getattr(decoder, "decode_into", None) if reuse else None
     if decode_into is not None:
         pixels: Pixels = decode_into(data, info, divisor, functools.partial(scratch, "decoded"))
     elif divisor > 1:

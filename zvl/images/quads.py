@@ -18,8 +18,8 @@ from zvl.shared.blocks import give_back, mapped
 __all__ = ["MOST_KEPT", "colours", "quads", "scratch"]
 
 MOST_KEPT, SPAN, PATIENCE = 2 << 20, 64 << 20, 3
-"""What `scratch` keeps for long and the most that it keeps at all, in bytes: four a pixel of half a megapixel, and of 16.
-Larger pictures than the first make the peak of a process, and are decoded to three bytes."""
+"""What `scratch` keeps for long and the most that it keeps at all, in bytes: four a pixel of half a megapixel, and of
+16. Larger pictures than the first make the peak of a process, and are decoded to three bytes."""
 
 _own = threading.local()
 
