@@ -17,7 +17,7 @@ from zvl.hashing import Rng, hash_ints
 from zvl.masking import blocked_record
 from zvl.nodes import Node
 from zvl.operator import Accumulate, Accumulator, Sample
-from zvl.waits import Clock, On, Stage
+from zvl.waits import Clock, Stage
 
 __all__ = ["Group", "accumulate", "collect", "parallel"]
 
@@ -64,86 +64,104 @@ Timed = tuple[list[Element], list[float]]
 def parallel(
     stream: Iterator[Element], run: Callable[[list[Element]], Future[Timed]], stage: Stage, depth: int, group: Group
 ) -> Iterator[Element]:
-    """Pure operators as an ordered window of futures: at most `depth` groups of `group.size` samples in flight.
+    """Pure operators as an ordered window of futures: at most `depth` groups of `group.size` samples in flight."""
+    window = _Window(run, stage, depth, group)
+    gathered: list[Element] = []
+    size = window.next_size()
+    for element in stream:
+        if isinstance(element, dict):
+            gathered.append(element)
+            if len(gathered) < size:
+                continue
+        gathered, size = [], window.launch(gathered)
+        if isinstance(element, Waiting):
+            yield from window.landed()
+            yield window.waiting_for(element)
+            continue
+        if not isinstance(element, dict):
+            window.flights.append(element)
+            if isinstance(element, Failed):
+                break
+            yield from window.landed()  # marks and drops must not gather behind groups that are too small to fill it
+        yield from window.room()
+    window.launch(gathered)
+    yield from window.rest()
+
+
+class _Window:
+    """Groups on their way through a stage in one lane, and what stands between them, in order.
 
     The first groups are smaller and half as many, so that the lane's first batch need not wait for more samples than it
     wants. Two are enough while whoever takes the results is slower: what is done would only lie in memory.
     """
-    flights: deque[Future[Timed] | Mark | Dropped | Failed] = deque()
-    gathered: list[Element] = []
-    running = launched = 0
-    wanted = max(min(2, depth), -(-depth // 2))
-    first = FIRST_SAMPLES // min(2, depth)
 
-    def launch() -> None:
-        nonlocal gathered, running, launched
+    def __init__(self, run: Callable[[list[Element]], Future[Timed]], stage: Stage, depth: int, group: Group) -> None:
+        self.flights: deque[Future[Timed] | Mark | Dropped | Failed] = deque()
+        self._run, self._stage, self._depth, self._group = run, stage, depth, group
+        self._least = min(2, depth)
+        self._most = max(self._least, -(-depth // 2))
+        """Groups in flight at present."""
+        self._running = self._launched = 0
+
+    def next_size(self) -> int:
+        """How many samples the next group takes."""
+        return min(self._group.size, max(FIRST_SAMPLES // self._least, self._launched // 2))
+
+    def launch(self, gathered: list[Element]) -> int:
+        """Let those samples go, if there are any; how many the next group takes."""
         if gathered:
-            flights.append(run(gathered))
-            launched += len(gathered)
-            gathered = []
-            running += 1
+            self.flights.append(self._run(gathered))
+            self._launched += len(gathered)
+            self._running += 1
+        return self.next_size()
 
-    def landed(most: int = sys.maxsize) -> Iterator[Element]:
-        """What has arrived at the head of the window, of at most so many groups."""
-        nonlocal running
-        while flights:
-            head = flights[0]
+    def landed(self, most: int = sys.maxsize) -> Iterator[Element]:
+        """What has arrived at the head, of at most so many groups."""
+        while self.flights:
+            head = self.flights[0]
             if isinstance(head, Future):
                 if not most or not head.done():
                     return
-                flights.popleft()
-                running -= 1
+                self.flights.popleft()
+                self._running -= 1
                 most -= 1
                 error = head.exception()
-                yield from (Failed(error),) if isinstance(error, ZvlError) else stage.land(head.result())
+                yield from (Failed(error),) if isinstance(error, ZvlError) else self._stage.land(head.result())
             else:
-                flights.popleft()
+                self.flights.popleft()
                 yield head
 
-    for element in stream:
-        if isinstance(element, dict):
-            gathered.append(element)
-            if len(gathered) < min(group.size, max(first, launched // 2)):
-                continue
-            launch()
-        elif isinstance(element, Waiting):
-            launch()
-            yield from landed()
-            head = flights[0] if flights else None
-            yield Waiting((head, *element.futures), stage.on) if isinstance(head, Future) else element
-            continue
-        else:
-            launch()
-            flights.append(element)
-            if isinstance(element, Failed):
-                break
-            yield from landed()  # marks and drops must not gather behind groups that are too small to fill the window
-        while running >= wanted:
-            done = _done(flights)
-            if done == 0 and wanted < depth and launched >= 4 * FIRST_SAMPLES:
-                wanted += 1
-            elif done == 0:
-                yield _wait(flights, stage.on)
+    def room(self) -> Iterator[Element]:
+        """Hand on and wait until there is room for one more group."""
+        while self._running >= self._most:
+            done = self._done()
+            if done:
+                self._most = max(self._least, self._most - (done > 1))
+                yield from self.landed(1)
+            elif self._most < self._depth and self._launched >= 4 * FIRST_SAMPLES:
+                self._most += 1
             else:
-                wanted = max(min(2, depth), wanted - (done > 1))
-                yield from landed(1)
-    launch()
-    while flights:
-        yield from landed()
-        if flights:
-            yield _wait(flights, stage.on)
+                yield self.waiting_for()
 
+    def rest(self) -> Iterator[Element]:
+        """Everything that is still on its way."""
+        while self.flights:
+            yield from self.landed()
+            if self.flights:
+                yield self.waiting_for()
 
-def _done(flights: deque[Future[Timed] | Mark | Dropped | Failed]) -> int:
-    """How many groups at the head of the window are done, as far as two."""
-    groups = islice((one for one in flights if isinstance(one, Future)), 2)
-    return sum(1 for _ in takewhile(lambda group: group.done(), groups))
+    def waiting_for(self, other: Waiting | None = None) -> Waiting:
+        """The wait for the group at the head, or for what somebody before it waits for."""
+        head = self.flights[0] if self.flights else None
+        if not isinstance(head, Future):
+            assert other is not None  # `landed` has just handed on everything else
+            return other
+        return Waiting((head, *(other.futures if other else ())), self._stage.on)
 
-
-def _wait(flights: deque[Future[Timed] | Mark | Dropped | Failed], on: On) -> Waiting:
-    head = flights[0]
-    assert isinstance(head, Future)  # `landed` has just handed on everything else
-    return Waiting((head,), on)
+    def _done(self) -> int:
+        """How many groups at the head are done, as far as two."""
+        groups = islice((one for one in self.flights if isinstance(one, Future)), 2)
+        return sum(1 for _ in takewhile(lambda group: group.done(), groups))
 
 
 @fails_in_place
