@@ -17,7 +17,6 @@ import numpy as np
 import numpy.typing as npt
 
 from zvl.errors import RecipeError
-from zvl.words import Words
 
 if TYPE_CHECKING:
     import tokenizers
@@ -124,7 +123,6 @@ class LoadedTokenizer:
         self._added = re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
         self._is_added = np.zeros(max(added, default=0) + 2, dtype=np.bool_)
         self._is_added[list(added)] = True
-        self._words = Words.of(self._backend)
         self._header_ids = functools.lru_cache(maxsize=256)(self._encode_header)
         self.chat = functools.lru_cache(maxsize=8)(self._compile)
 
@@ -144,12 +142,9 @@ class LoadedTokenizer:
         return self._backend.token_to_id(text)
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[Ids]:
-        """Ids of each text, int64 (n,). What the table of words does not do is one call, during which others run."""
-        known = None if add_special_tokens else self._words
-        found: list[Ids | None] = [None if known is None else known.encode(text) for text in texts]
-        left = [text for text, ids in zip(texts, found, strict=True) if ids is None]
-        encodings = iter(self._backend.encode_batch_fast(left, add_special_tokens=add_special_tokens) if left else ())
-        return [np.array(next(encodings).ids, dtype=np.int64) if ids is None else ids for ids in found]
+        """Ids of each text, int64 (n,). One call for all texts; other threads run meanwhile."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
     def tokens_in(self, text: str, ids: Ids, spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
         """Which of `ids`, the encoding of `text`, overlap any of the spans of characters; bool (n,).
