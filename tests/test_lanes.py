@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
+import zvl
 from zvl.elements import Element, Mark, Waiting
 from zvl.lanes import Group, parallel
 from zvl.waits import Clock, Stage
@@ -80,3 +84,39 @@ def test_few_tasks_are_in_flight_unless_they_are_waited_for() -> None:
     assert max(ahead[False][500:900]) <= 2 * 16
     assert max(ahead[True][500:]) > 7 * 16
     assert max(ahead[False][-500:]) <= 2 * 16
+
+
+HELD: list[weakref.ref[Any]] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hold(zvl.Accumulate):
+    """Hands everything on; notes its accumulators."""
+
+    def start(self, rng: zvl.Rng) -> zvl.Accumulator:
+        made = Holder()
+        HELD.append(weakref.ref(made))
+        return made
+
+
+class Holder:
+    def push(self, sample: zvl.Sample) -> list[zvl.Sample]:
+        return [sample]
+
+    def flush(self) -> list[zvl.Sample]:
+        return []
+
+
+def test_close_ends_the_chains_without_the_collector() -> None:
+    """The collector might do it in any thread, in the middle of anything."""
+    HELD.clear()
+    source = zvl.Mixture(zvl.from_rows([{"n": n} for n in range(100)]))
+    gc.disable()
+    try:
+        with zvl.Pipeline(source, lanes=1).apply(Hold()).batch(2).loader(workers=2) as loader:
+            next(loader)
+            assert all(ref() is not None for ref in HELD)
+        assert len(HELD) == 1
+        assert all(ref() is None for ref in HELD)
+    finally:
+        gc.enable()

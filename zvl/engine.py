@@ -11,7 +11,7 @@ import heapq
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from time import perf_counter
 from typing import Any, NamedTuple, Protocol
@@ -156,6 +156,11 @@ class LaneFeed:
         dropped, self._leftover = self._leftover, ()
         return dropped
 
+    def close(self) -> None:
+        """End the chain here and now: the collector might do it in any thread, in the middle of anything."""
+        if isinstance(self._stream, Generator):
+            self._stream.close()
+
 
 class Engine:
     """Plans ahead and materialises, in order. `take` gives the next event; `close` ends everything it started."""
@@ -259,6 +264,8 @@ class Engine:
         self._out.put(Failure(ZvlError("the loader was closed while its next batch was awaited")))
         if self._thread is not None:
             self._thread.join()
+            for feed in self._feeds:
+                feed.close()
 
     def _plan(self) -> None:
         """The planner thread: work while there is any, then sleep until a future or the consumer wakes it."""
