@@ -28,8 +28,6 @@ URL = "mem://bucket/"
 class CountedFile:
     """An object as it was opened; a read of another version is an error."""
 
-    alone = 1
-
     def __init__(self, path: str, state: FileState, store: CountedStore) -> None:
         self.path = path
         self._state = state

@@ -183,11 +183,15 @@ def test_pictures_bytes_stay_where_they_are(name: str, tmp_path: Path, monkeypat
     dataset.read_texts(0, [])  # footers and offsets are read once
     sizes: list[int] = []
 
-    def spy(self: LocalFile, start: int, size: int, real: Any = LocalFile.read) -> Any:
-        sizes.append(size)
-        return real(self, start, size)
+    def spied(real: Any) -> Any:
+        def spy(self: LocalFile, start: int, size: int) -> Any:
+            sizes.append(size)
+            return real(self, start, size)
 
-    monkeypatch.setattr(LocalFile, "read", spy)
+        return spy
+
+    for method in ("read", "glance"):
+        monkeypatch.setattr(LocalFile, method, spied(getattr(LocalFile, method)))
     dataset.read_texts(0, range(20))
     assert sum(sizes) < 0.01 * 20 * 100_000
     del sizes[:]

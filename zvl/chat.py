@@ -48,32 +48,40 @@ def check_messages(messages: Any) -> int:
     if not isinstance(messages, Sequence) or isinstance(messages, str) or not messages:
         got = "an empty list" if isinstance(messages, list) else type(messages).__name__
         raise BadData("messages", f"expected a list of at least one message, got {got}")
-    return sum(_check_message(message, f"messages[{index}]") for index, message in enumerate(messages))
+    images = 0
+    for index, message in enumerate(messages):
+        content = message.get("content") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise BadData("messages", f"messages[{index}]: expected a dict with a role, got {_brief(message)}")
+        if content is None or isinstance(content, str):
+            continue
+        if not isinstance(content, Sequence):
+            raise BadData("messages", f"messages[{index}].content: expected a string or a list, got {_brief(content)}")
+        for place, part in enumerate(content):
+            wrong = _wrong(part)
+            if wrong:
+                raise BadData("messages", f"messages[{index}].content[{place}]{wrong}")
+            images += _is_image(part)
+    return images
 
 
-def _check_message(message: Any, where: str) -> int:
-    if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-        raise BadData("messages", f"{where}: expected a dict with a role, got {_brief(message)}")
-    content = message.get("content")
-    if content is None or isinstance(content, str):
-        return 0
-    if not isinstance(content, Sequence):
-        raise BadData("messages", f"{where}.content: expected a string or a list, got {_brief(content)}")
-    return sum(_is_image(part, f"{where}.content[{index}]") for index, part in enumerate(content))
+def _is_image(part: Mapping[str, Any]) -> bool:
+    """By the three spellings that chat templates know."""
+    return part["type"] == "image" or part.get("image") is not None or part.get("image_url") is not None
 
 
-def _is_image(part: Any, where: str) -> bool:
-    """Whether a part is an image, by the three spellings that chat templates know."""
+def _wrong(part: Any) -> str:
+    """What is wrong with a part of a message; "" if nothing is."""
     kind = part.get("type") if isinstance(part, Mapping) else None
     if kind is None:
-        raise BadData("messages", f"{where}: expected a dict with a type, got {_brief(part)}")
-    if kind == "image" or part.get("image") is not None or part.get("image_url") is not None:
-        return True
+        return f": expected a dict with a type, got {_brief(part)}"
+    if kind == "text" and isinstance(part.get("text"), str):
+        return ""
+    if _is_image(part):
+        return ""
     if kind != "text":
-        raise BadData("messages", f"{where}: expected the type 'text' or 'image', got {kind!r}")
-    if not isinstance(part.get("text"), str):
-        raise BadData("messages", f"{where}.text: expected a string, got {_brief(part.get('text'))}")
-    return False
+        return f": expected the type 'text' or 'image', got {kind!r}"
+    return f".text: expected a string, got {_brief(part.get('text'))}"
 
 
 def _brief(value: Any) -> str:

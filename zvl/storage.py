@@ -36,20 +36,19 @@ __all__ = [
 READ_THROUGH = 64 * 1024
 """Bytes between two wanted ranges that are read and thrown away rather than cost a second read."""
 
-READ_LIMIT = 64 * 1024 * 1024
-"""Bytes of one coalesced read; a single range may be longer."""
+READ_LIMIT = 512 * 1024
+"""Bytes of one coalesced read, which stay in a processor's second cache; a single range may be longer."""
 
 
 class File(Protocol):
     """A file held open; `read` may be called from many threads.
 
     A file may also have ``read_many(ranges) -> list[bytes]``: the bytes of each (start, size), in the order asked,
-    neighbours in one read and many reads in flight. `read_ranges` then leaves all to it.
+    neighbours in one read and many reads in flight. `read_ranges` then leaves all to it. Or ``glance(start, size)``: as
+    `read`, but the bytes last until this thread's next call.
     """
 
     path: str
-    alone: int
-    """Ranges of at least so many bytes gain nothing by sharing a read with their neighbours."""
 
     def state(self) -> FileState: ...
 
@@ -138,10 +137,11 @@ def read_ranges(
     read_many: Callable[[Sequence[tuple[int, int]]], list[bytes]] | None = getattr(file, "read_many", None)
     if read_many is not None:
         return read_many(ranges)
+    glance: Callable[[int, int], bytes | memoryview] = getattr(file, "glance", file.read)
     parts = [b""] * len(ranges)
     order = []
     for i in sorted(range(len(ranges)), key=ranges.__getitem__):
-        if ranges[i][1] >= file.alone:
+        if ranges[i][1] >= limit:
             parts[i] = file.read(*ranges[i])
         elif ranges[i][1]:
             order.append(i)
@@ -155,10 +155,10 @@ def read_ranges(
                 break
             stop = end
             taken += 1
-        data = file.read(start, stop - start)
+        data = memoryview(glance(start, stop - start))
         for i in order[:taken]:
             offset, size = ranges[i]
-            parts[i] = data[offset - start : offset - start + size]
+            parts[i] = bytes(data[offset - start : offset - start + size])
         order = order[taken:]
     return parts
 

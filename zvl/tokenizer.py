@@ -16,7 +16,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from zvl.encoders import Ids, bare, encoder_for, plain
 from zvl.errors import RecipeError
+from zvl.runners._native import give_back_memory
 
 if TYPE_CHECKING:
     import tokenizers
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LoadedTokenizer", "describe", "load_tokenizer"]
 
-Ids = npt.NDArray[np.int64]
 Span = tuple[int, int]
 
 _HEADER_LIMIT = 64
@@ -74,6 +75,7 @@ def load_tokenizer(description: str) -> LoadedTokenizer:
     with _lock:
         if description not in _loaded:
             _loaded[description] = LoadedTokenizer(_load(description))
+            give_back_memory()  # of what was read, some 90 MB
         return _loaded[description]
 
 
@@ -102,21 +104,17 @@ def _load(description: str) -> Any:
 
 
 class LoadedTokenizer:
-    """Text to ids with a private copy of the backend, so that nobody's padding or truncation settings reach it.
+    """Text to ids as the tokenizer's backend makes them, but with nobody's settings of padding or truncation.
 
     `tokenizer` is the transformers tokenizer, for people; `variables` are the special tokens that a chat template sees.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        from tokenizers import Tokenizer
-
         self.tokenizer = tokenizer
         self.variables: dict[str, Any] = dict(tokenizer.special_tokens_map)
         self.eos_token_id: int | None = tokenizer.eos_token_id
-        self._backend: tokenizers.Tokenizer = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
-        self._backend.no_padding()
-        self._backend.no_truncation()
-        added = self._backend.get_added_tokens_decoder()
+        self._encoder = encoder_for(tokenizer.backend_tokenizer)
+        added = tokenizer.backend_tokenizer.get_added_tokens_decoder()
         self._absorbs_spaces = any(token.lstrip or token.rstrip for token in added.values())
         self._added_id = {token.content: number for number, token in added.items()}
         longest_first = sorted(self._added_id, key=len, reverse=True)
@@ -133,18 +131,23 @@ class LoadedTokenizer:
         return ChatTemplate(template, self.variables)
 
     @functools.cached_property
+    def _backend(self) -> tokenizers.Tokenizer:
+        """What knows offsets, which are seldom asked for."""
+        return plain(self.tokenizer.backend_tokenizer)
+
+    @functools.cached_property
     def sha256(self) -> str:
         """Hash of the tokenizer's content as its backend writes it, padding and truncation left out."""
-        return hashlib.sha256(self._backend.to_str().encode()).hexdigest()
+        return hashlib.sha256(bare(self.tokenizer.backend_tokenizer).to_str().encode()).hexdigest()
 
     def token_id(self, text: str) -> int | None:
         """The id of one token, or None if the vocabulary lacks it."""
-        return self._backend.token_to_id(text)
+        number: int | None = self.tokenizer.backend_tokenizer.token_to_id(text)
+        return number
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool = False) -> list[Ids]:
         """Ids of each text, int64 (n,). One call for all texts; other threads run meanwhile."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
+        return self._encoder.encode(texts, add_special_tokens)
 
     def tokens_in(self, text: str, ids: Ids, spans: Sequence[Span]) -> npt.NDArray[np.bool_]:
         """Which of `ids`, the encoding of `text`, overlap any of the spans of characters; bool (n,).

@@ -21,7 +21,7 @@ from zvl.paths import FileState, Found
 from zvl.runners.threads import ThreadRunner
 from zvl.storage import IN_PASSING, File, Store
 from zvl.stores.cache_folder import CacheFolder
-from zvl.stores.local import ALONE, LocalFile
+from zvl.stores.local import LocalFile
 
 __all__ = ["CachedFile", "CachedStore", "shard_cache"]
 
@@ -66,7 +66,6 @@ class CachedFile(LocalFile):
 
     def __init__(self, source: File, fd: int, copy: str) -> None:
         self.path = source.path
-        self.alone = ALONE
         self.fd = fd
         self._state = source.state()
         self._copy = copy

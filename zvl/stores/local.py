@@ -16,19 +16,17 @@ __all__ = ["LocalFile", "LocalStore"]
 OPEN_FILES = 64
 """Descriptors that one local store keeps open between reads."""
 
-ALONE = 16 * 1024
-"""Bytes from which a range of a local file is read by itself: a call costs less than the copy out of a common block,
-and blocks of megabytes leave holes in the memory of every thread that reads."""
+_own = threading.local()
+"""Each thread's memory for `LocalFile.glance`: fresh blocks would leave holes in what others allocate."""
 
 
 class LocalFile:
     """One descriptor, read at offsets, so that threads do not disturb each other."""
 
-    __slots__ = ("alone", "doomed", "fd", "path", "users")
+    __slots__ = ("doomed", "fd", "path", "users")
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self.alone = ALONE
         self.users = 0
         self.doomed = False
         self.fd = -1
@@ -65,6 +63,20 @@ class LocalFile:
                 "it was cut while in use, so restore it or open the dataset anew"
             )
         return data
+
+    def glance(self, start: int, size: int) -> memoryview:
+        """As `read`, but the bytes last until this thread's next call: no memory is allocated for them."""
+        block = getattr(_own, "block", b"")
+        if len(block) < size:
+            block = _own.block = bytearray(size)
+        view = memoryview(block)[:size]
+        try:
+            got = os.preadv(self.fd, [view], start)
+        except OSError:
+            got = 0
+        if got < size:  # reads the rest, or says why it cannot
+            view[got:] = self.read(start + got, size - got)
+        return view
 
 
 class LocalStore:

@@ -68,8 +68,6 @@ class Server(Lister, Protocol):
 class RemoteFile:
     """An object as it was when it was opened: its size and tag are held, and every read is checked against them."""
 
-    alone = PIECE
-
     def __init__(self, path: str, meta: Meta, store: RemoteStore) -> None:
         self.path = path
         self._meta = meta
