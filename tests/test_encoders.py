@@ -114,7 +114,7 @@ def test_one_that_gives_other_ids_is_not_used(
     monkeypatch.setattr(encoders, "Fastokens", Wrong)
     with caplog.at_level(logging.INFO, "zvl"):
         assert isinstance(encoder_for(bytes_of_gpt2()), HuggingFace)
-    assert "fastokens gives others for \"The cat sat" in caplog.text
+    assert 'fastokens gives others for "The cat sat' in caplog.text
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,28 +12,9 @@ import pytest
 
 import zvl
 from zvl.elements import Element, Mark, Waiting
-from zvl.lanes import Group, parallel
+from zvl.groups import Group
+from zvl.lanes import parallel
 from zvl.waits import Clock, Stage
-
-
-@pytest.mark.parametrize(
-    ("seconds_a_sample", "sizes"),
-    [(1e-6, [16, 32, 64, 64]), (1e-3, [16, 16, 16]), (0.05, [16, 8, 4, 2, 1, 1])],
-)
-def test_tasks_take_more_samples_where_these_are_tiny_and_fewer_where_slow(
-    seconds_a_sample: float, sizes: list[int]
-) -> None:
-    group, found = Group(16, 64), [16]
-    for _ in sizes[1:]:
-        group.took(group.size, group.size * seconds_a_sample)
-        found.append(group.size)
-    assert found == sizes
-
-
-def test_a_task_of_another_size_says_nothing() -> None:
-    group = Group(16, 64)
-    group.took(3, 1.0)
-    assert group.size == 16
 
 
 @pytest.mark.parametrize(("depth", "sizes"), [(1, [8, 8, 8, 12, 16]), (4, [4, 4, 4, 6, 9, 13, 16])])

@@ -8,49 +8,19 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from itertools import islice, takewhile
 from time import perf_counter
-from typing import Any, TypeVar
+from typing import Any
 
 from zvl.blocklist import names
 from zvl.elements import Dropped, Element, Failed, Mark, Planned, Waiting, fails_in_place
 from zvl.errors import BadData, OperatorError, StateError, ZvlError
+from zvl.groups import Group
 from zvl.hashing import Rng, hash_ints
 from zvl.masking import blocked_record
 from zvl.nodes import Node
 from zvl.operator import Accumulate, Accumulator, Sample
 from zvl.waits import Clock, Stage
 
-__all__ = ["Group", "accumulate", "collect", "parallel"]
-
-T = TypeVar("T")
-
-
-class Group:
-    """How many samples a planning task takes. `timed` doubles or halves it until a task takes 10 to 50 ms: a future
-    costs about 18 µs and a change of thread, which tiny samples share, and slow ones are spread over all workers."""
-
-    def __init__(self, size: int, most: int) -> None:
-        self.size = size
-        self._most = most
-
-    def timed(self, call: Callable[..., T], *args: Any) -> T:
-        """``call(*args)`` in a worker; the last argument is a group."""
-        begun = perf_counter()
-        found = call(*args)
-        self.took(len(args[-1]), perf_counter() - begun)
-        return found
-
-    def took(self, samples: int, seconds: float) -> None:
-        """A task of that many samples is done."""
-        if samples != self.size:  # a rest in front of a mark, or begun before the last change
-            return
-        if seconds < TASK_S[0]:
-            self.size = min(2 * samples, max(self._most, samples))
-        elif seconds > TASK_S[1]:
-            self.size = max(1, samples // 2)
-
-
-TASK_S = 0.01, 0.05
-"""Seconds that a planning task should take, at least and at most. Far apart, so that chance does not move sizes."""
+__all__ = ["accumulate", "collect", "parallel"]
 
 
 FIRST_SAMPLES = 8

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future
 from functools import partial
+from threading import Event
 from typing import Any, NamedTuple
 
 from zvl.blocklist import BlockList
 from zvl.checkpoint import LaneState
 from zvl.elements import Element, Planned, Waiting
-from zvl.lanes import Group, accumulate, collect, parallel
+from zvl.groups import Group
+from zvl.lanes import accumulate, collect, parallel
 from zvl.masking import mask_stream, run_leniently
 from zvl.nodes import Node, run_timed
 from zvl.pipeline import Pipeline
@@ -28,6 +30,9 @@ PLANNING = 0
 """Priority number of planning; batches count from 1, so planning goes first."""
 
 
+HERE = InlineRunner()
+
+
 class Segment(NamedTuple):
     """Operators that plan in one task, and where; an Accumulate has no runner."""
 
@@ -36,6 +41,8 @@ class Segment(NamedTuple):
     depth: int
     """Tasks of a lane that are on their way at once."""
     group: Group
+    shared: bool
+    """Whether nobody has said how many calls may run at once."""
 
 
 class Planner:
@@ -51,6 +58,7 @@ class Planner:
                 runner,
                 max(1, -(-2 * (parallelism or (runner.workers if runner else 1)) // lanes)),
                 Group(group_size(lanes), most_grouped(lanes, row)),
+                shared=parallelism is None,
             )
             for nodes, runner, parallelism in pools.segments(pipeline.border)
         ]
@@ -68,13 +76,18 @@ class Planner:
             pipeline.source, cursor, pipeline.flush_every, self._ahead, blocks, state.blocked, clock
         )
         skips = self._skips(state.delivered)
-        for (nodes, runner, depth, group), skip in zip(self._segments, skips, strict=True):
+        passing = self._ahead.skipping if not state.delivered else Event()
+        for segment, skip in zip(self._segments, skips, strict=True):
+            nodes, runner = segment.nodes, segment.runner
             if runner is None:
                 stream = accumulate(stream, nodes[0], lane, newly, clock, skip)
             else:
                 stage = Stage(clock, [node.name for node in nodes], here=isinstance(runner, InlineRunner))
-                stream = parallel(stream, partial(_submit, runner, group, nodes, newly), stage, depth, group)
+                submit = partial(_submit, segment, runner, newly, passing)
+                stream = parallel(stream, submit, stage, segment.depth, segment.group)
         planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience)
+        if state.delivered:
+            planned = _until_new(planned, passing)
         return mask_stream(planned, newly) if newly else planned
 
     def _skips(self, delivered: int) -> list[int]:
@@ -90,12 +103,25 @@ class Planner:
         return skips
 
 
+def _until_new(planned: Iterator[Planned | Waiting], passing: Event) -> Iterator[Planned | Waiting]:
+    """`planned`, with `passing` set up to the first batch that was not delivered yet."""
+    passing.set()
+    for element in planned:
+        if isinstance(element, Planned):
+            passing.clear()
+        yield element
+
+
 def _submit(
-    runner: Runner, group: Group, nodes: Sequence[Node], newly: frozenset[str], elements: list[Element]
+    segment: Segment, runner: Runner, newly: frozenset[str], passing: Event, elements: list[Element]
 ) -> Future[tuple[list[Element], list[float]]]:
+    """One task. While nothing but planning goes on (`passing`) it may be done here and now."""
     call: Any = partial(run_leniently, newly) if newly else run_timed
+    nodes, group = segment.nodes, segment.group
     if runner.remote:  # how long a task takes is not seen from here
         return runner.submit(PLANNING, call, nodes, elements)
+    if segment.shared and passing.is_set() and group.here():
+        return HERE.submit(PLANNING, group.timed_here, call, nodes, elements)
     return runner.submit(PLANNING, group.timed, call, nodes, elements)
 
 

@@ -17,7 +17,8 @@ from zvl.blocklist import BlockList, row_of
 from zvl.budget import cpu_budget
 from zvl.elements import Dropped, Element, Failed, Mark, Waiting
 from zvl.errors import RecipeError
-from zvl.lanes import Group, accumulate, parallel
+from zvl.groups import Group
+from zvl.lanes import accumulate, parallel
 from zvl.mixture import Mixture, Once
 from zvl.nodes import Node, run_timed
 from zvl.operator import Accumulate, Sample, SplitMap

@@ -1,0 +1,142 @@
+"""zvl.groups: how many samples a planning task takes, and where the tasks of a replay run."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+
+import zvl
+from zvl import groups
+from zvl.digest import batch_digest
+from zvl.groups import Group
+
+
+@pytest.mark.parametrize(
+    ("seconds_a_sample", "sizes"),
+    [(1e-6, [16, 32, 64, 64]), (1e-3, [16, 16, 16]), (0.05, [16, 8, 4, 2, 1, 1])],
+)
+def test_tasks_take_more_samples_where_these_are_tiny_and_fewer_where_slow(
+    seconds_a_sample: float, sizes: list[int]
+) -> None:
+    group, found = Group(16, 64), [16]
+    for _ in sizes[1:]:
+        group.took(group.size, group.size * seconds_a_sample)
+        found.append(group.size)
+    assert found == sizes
+
+
+def test_a_task_of_another_size_says_nothing() -> None:
+    group = Group(16, 64)
+    group.took(3, 1.0)
+    assert group.size == 16
+
+
+class Times:
+    """A clock for `zvl.groups`: a task takes time, and computes for a part of it."""
+
+    def __init__(self, took: float, computed: float, on_workers: float) -> None:
+        """Seconds a sample in the planner's thread, of these those computed, and on workers."""
+        self.wall = self.cpu = 0.0
+        self.took, self.computed, self.on_workers = took, computed, on_workers
+
+    def here(self, elements: list[int]) -> list[int]:
+        self.wall += self.took * len(elements)
+        self.cpu += self.computed * len(elements)
+        return elements
+
+    def on_a_worker(self, elements: list[int]) -> list[int]:
+        self.wall += self.on_workers * len(elements)
+        return elements
+
+
+@pytest.mark.parametrize(
+    ("times", "then"),
+    [
+        pytest.param(Times(2e-4, 2e-4, 4e-4), True, id="threads take turns at the interpreter"),
+        pytest.param(Times(4e-4, 4e-4, 5e-4), False, id="a gain too small to be sure of"),
+        pytest.param(Times(4e-4, 4e-4, 2e-4), False, id="workers compute at once"),
+        pytest.param(Times(1e-3, 1e-5, 1e-3), False, id="tasks wait for a server"),
+    ],
+)
+def test_where_a_replay_runs(times: Times, then: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(groups, "perf_counter", lambda: times.wall)
+    monkeypatch.setattr(groups, "thread_time", lambda: times.cpu)
+    group, found = Group(32, 32), []
+    for _ in range(12):
+        found.append(group.here())
+        if found[-1]:
+            group.timed_here(times.here, list(range(32)))
+        else:
+            group.timed(times.on_a_worker, list(range(32)))
+    tried_again = times.computed == times.took
+    assert found == [True, *[False] * 4, tried_again, *[then] * 6]
+
+
+def test_tasks_that_run_at_once_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(groups, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(groups, "thread_time", lambda: now[0])
+    group = Group(4, 4)
+    begun, end = threading.Barrier(4), threading.Event()
+
+    def task(elements: list[int]) -> None:
+        begun.wait(timeout=60)
+        end.wait(timeout=60)
+
+    def tick(elements: list[int]) -> None:
+        now[0] += 1.0
+
+    group.timed_here(tick, [1])
+    workers = [threading.Thread(target=group.timed, args=(task, [1, 2])) for _ in range(3)]
+    for worker in workers:
+        worker.start()
+    begun.wait(timeout=60)
+    now[0] += 3.0
+    end.set()
+    for worker in workers:
+        worker.join()
+    assert group._beside == 6
+    assert group._beside_s <= 3 * 3.0 / 2 + 3.0  # the last to end may be alone by then
+
+
+@dataclass(frozen=True)
+class Where(zvl.Map):
+    """Notes in which thread it runs."""
+
+    threads: ClassVar[list[tuple[int, str]]] = []
+
+    def __call__(self, sample: zvl.Sample) -> zvl.Sample:
+        self.threads.append((sample["n"], threading.current_thread().name))
+        return sample
+
+
+def test_a_replay_in_the_planners_thread_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = zvl.from_rows([{"n": n} for n in range(4096)])
+    pipeline = zvl.Pipeline(zvl.Mixture({"rows": rows}, seed=3), lanes=2, flush_every=1024).apply(Where()).batch(8)
+    with pipeline.loader(workers=2) as loader:
+        for _ in range(60):
+            next(loader)
+        state = loader.state_dict()
+        expected = [batch_digest(next(loader)) for _ in range(40)]
+    Where.threads.clear()
+    monkeypatch.setattr(Group, "here", lambda self: True)
+    with pipeline.loader(workers=2) as loader:
+        loader.load_state_dict(state)
+        assert [batch_digest(next(loader)) for _ in range(40)] == expected
+    names = [name for _, name in Where.threads]
+    assert names[0] == "zvl-planner"
+    assert names[-1].startswith("zvl-worker"), "what is not replayed is planned on workers"
+
+
+def test_calls_whose_number_is_set_stay_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = zvl.from_rows([{"n": n} for n in range(512)])
+    pipeline = zvl.Pipeline(zvl.Mixture({"rows": rows}, seed=3), lanes=1).apply(Where(), parallelism=2).batch(8)
+    monkeypatch.setattr(Group, "here", lambda self: True)
+    Where.threads.clear()
+    with pipeline.loader(workers=2) as loader:
+        loader.skip(20)
+        next(loader)
+    assert {name.rstrip("0123456789") for _, name in Where.threads} == {"zvl-worker-"}
