@@ -1,7 +1,9 @@
 import errno
 import os
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,6 +93,41 @@ def test_a_damaged_index_file_is_made_anew(tmp_path: Path, cache: Path, damage: 
     shards = Shards(path, counter.kind)
     assert shards.rows.tolist() == [3]
     assert counter.take() == ["a.bin"]
+
+
+def test_an_index_that_the_interpreter_fails_to_parse_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = Counter()
+    path = _data(tmp_path / "d", a=3)
+    Shards(path, counter.kind)
+    counter.take()
+
+    def fail(*_: object, **__: object) -> None:
+        raise SystemError("AST constructor recursion depth mismatch (before=57, after=54)")
+
+    monkeypatch.setattr(np, "load", fail)
+    assert Shards(path, counter.kind).table(0)["first"].tolist() == [0, 1, 2]
+    assert set(counter.take()) == {"a.bin"}
+
+
+def test_one_thread_parses_at_a_time(tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = _data(tmp_path / "d", **{f"s{n}": 5 for n in range(16)})
+    Shards(path, Counter().kind)
+    at_once, most, real = [0], [0], np.load
+
+    def load(*args: Any, **kwargs: Any) -> Any:
+        at_once[0] += 1
+        most[0] = max(most[0], at_once[0])
+        loaded = real(*args, **kwargs)
+        at_once[0] -= 1
+        return loaded
+
+    monkeypatch.setattr(np, "load", load)
+    with ThreadPoolExecutor(8) as pool:
+        files = [str(file) for file in cache.iterdir()] * 8
+        assert all(arrays is not None for arrays in pool.map(_index._read, files))
+    assert most == [1]
 
 
 def test_a_damaged_byte_inside_is_noticed(tmp_path: Path, cache: Path) -> None:

@@ -43,6 +43,10 @@ INDEX_THREADS = 4
 UNFINISHED = ".new-"
 """Begins the names of files that are being written; a process that is killed leaves one behind."""
 
+_parsing = threading.Lock()
+"""NumPy parses each array's header as Python code, where CPython 3.11 counts the depth of all threads together: now and
+then two at once end in a SystemError."""
+
 Ints = npt.NDArray[np.int64]
 Table = Mapping[str, npt.NDArray[Any]]
 """A shard's arrays. `first` is one of them for every kind: int64, shape (rows + 1,) or (rows,), see the kind."""
@@ -306,9 +310,9 @@ def _nbytes(table: Table) -> int:
 def _read(path: str) -> dict[str, npt.NDArray[Any]] | None:
     """An index file's arrays; None if it is absent or damaged: it is made anew then."""
     try:
-        with open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
+        with _parsing, open(path, "rb") as file, np.load(file, allow_pickle=False) as saved:
             arrays = {name: saved[name] for name in saved.files}
-    except (OSError, ValueError, EOFError, KeyError, zipfile.BadZipFile):
+    except (OSError, ValueError, EOFError, KeyError, SystemError, zipfile.BadZipFile):
         return None
     stamp = arrays.get("stamp")
     return arrays if stamp is not None and stamp.shape == (5,) else None
