@@ -50,9 +50,9 @@ def check_messages(messages: Any) -> int:
         raise BadData("messages", f"expected a list of at least one message, got {got}")
     images = 0
     for index, message in enumerate(messages):
-        content = message.get("content") if isinstance(message, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise BadData("messages", f"messages[{index}]: expected a dict with a role, got {_brief(message)}")
+        content = message.get("content")
         if content is None or isinstance(content, str):
             continue
         if not isinstance(content, Sequence):

@@ -52,10 +52,10 @@ class HuggingFace:
     """By Hugging Face's tokenizers."""
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
-        self._backend = backend
+        self.backend = backend
 
     def encode(self, texts: Sequence[str], add_special_tokens: bool) -> list[Ids]:
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        encodings = self.backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [np.array(encoding.ids, dtype=np.int64) for encoding in encodings]
 
 

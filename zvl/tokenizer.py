@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from zvl.encoders import Ids, bare, encoder_for, plain
+from zvl.encoders import HuggingFace, Ids, bare, encoder_for, plain
 from zvl.errors import RecipeError
 from zvl.runners._native import give_back_memory
 
@@ -133,6 +133,8 @@ class LoadedTokenizer:
     @functools.cached_property
     def _backend(self) -> tokenizers.Tokenizer:
         """What knows offsets, which are seldom asked for."""
+        if isinstance(self._encoder, HuggingFace):
+            return self._encoder.backend
         return plain(self.tokenizer.backend_tokenizer)
 
     @functools.cached_property
