@@ -102,11 +102,21 @@ def eventually(check: Callable[[], bool], seconds: float = 20) -> bool:
     return True
 
 
-def nothing_left() -> bool:
-    """No actor lives, no reference is held, and the object store is empty."""
+def left() -> list[str]:
+    """Actors that live, references that are held, and bytes in the object store."""
     gc.collect()  # handles of actors are in cycles
     held = ray._private.worker.global_worker.core_worker.get_all_reference_counts()
-    return not actors() and not held and ray.available_resources().get("object_store_memory") == STORE
+    used = STORE - ray.available_resources().get("object_store_memory", 0)
+    return [
+        *(f"actor {one['ActorClassName']}, {one['State']}" for one in actors()),
+        *(f"reference {name}: {counts}" for name, counts in held.items()),
+        *([f"{used:g} bytes in the object store"] if used else []),
+    ]
+
+
+def assert_nothing_left() -> None:
+    eventually(lambda: not left())
+    assert left() == []
 
 
 # The same batches
@@ -143,7 +153,7 @@ def test_zvl_verify_finds_no_difference(tmp_path: Path, monkeypatch: pytest.Monk
     done = CliRunner().invoke(app, ["verify", str(tmp_path / "a.toml"), *command.split()])
     assert done.exit_code == 0, done.output
     assert "identical" in done.output
-    assert eventually(nothing_left)
+    assert_nothing_left()
 
 
 def test_only_materialisation_goes_to_the_cluster_unless_asked() -> None:
@@ -225,7 +235,7 @@ def test_actors_killed_at_any_time_change_nothing() -> None:
                 os.kill(pid, signal.SIGKILL)
     assert got == expected
     assert len(killed) == 2
-    assert eventually(nothing_left)
+    assert_nothing_left()
 
 
 def test_a_sample_that_kills_three_workers_stops_the_run_by_name(tmp_path: Path) -> None:
@@ -297,7 +307,7 @@ def test_close_cancels_what_waits(pool: Callable[..., Any], tmp_path: Path) -> N
     assert all(future.cancelled() for future in futures)
     assert runner.submit(0, run_nodes, nodes, [sample(0)]).cancelled()
     assert ray.is_initialized(), "it was not ours"
-    assert eventually(nothing_left)
+    assert_nothing_left()
 
 
 # Finding Ray

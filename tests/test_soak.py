@@ -85,6 +85,20 @@ def test_what_is_left_behind_is_found(tmp_path: Path) -> None:
     assert leftovers([child.pid], "zvl-soak-left", before, 0.1) == []
 
 
+def test_what_another_process_has_mapped_is_not_left_behind() -> None:
+    """A semaphore, whose name is not the one that it is mapped under."""
+    before = shm()
+    code = "import multiprocessing as m; lock = m.get_context('spawn').Lock(); print(1, flush=True); input()"
+    child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        child.stdout.readline()
+        assert shm() - before
+        assert leftovers([], "zvl-soak-nobody", before, 0.1) == []
+    finally:
+        child.communicate()
+
+
 def test_another_batch_than_that_of_the_unbroken_run_is_found(tmp_path: Path) -> None:
     run = unbroken.Unbroken(1)
     with pytest.raises(AssertionError, match="lane 1, batch 0 is not that of the unbroken run"):

@@ -145,16 +145,24 @@ def figures(pid: int, before: set[str], ray: bool = False) -> Figures:
 
 
 def _open_elsewhere(names: set[str], ours: Iterable[int]) -> set[str]:
-    """Which of these files a process that is none of `ours` has mapped: another test's, or another user's."""
+    """Which of these files a process that is none of `ours` has mapped: another test's, or another user's.
+
+    Told by their numbers: a semaphore is mapped under the name that it has while it is made, and kept under another.
+    """
+    numbers: dict[str, str] = {}
+    for name in names:
+        with suppress(OSError):
+            numbers[name] = str(os.stat(name).st_ino)
     found: set[str] = set()
-    if names:
+    if numbers:
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) not in ours:
                 try:
-                    maps = (entry / "maps").read_text()
+                    maps = [line.split() for line in (entry / "maps").read_text().splitlines() if "/dev/shm/" in line]
                 except OSError:
                     continue
-                found |= {name for name in names if name in maps}
+                mapped = {line[4] for line in maps}
+                found |= {name for name, number in numbers.items() if number in mapped}
     return found
 
 
