@@ -20,10 +20,9 @@ from reference.family import FamilyTests
 from reference.parts import load_tokenizer, template_text
 from reference.pictures import png
 from zvl.cli import app
-from zvl.errors import RecipeError
 from zvl.images.header import probe
 from zvl.images.pixels import decode, resize
-from zvl.inspect import Pack, processor_of, rebuild, take_step, write_page
+from zvl.inspect import Pack, rebuild, take_step, write_page
 from zvl.inspect.page import BUDGET, data_url, page
 from zvl.inspect.rebuild import Picture, Token
 from zvl.inspect.sheet import sheet
@@ -67,7 +66,7 @@ def packed(
 
 
 def packs(pipeline: Pipeline) -> list[Pack]:
-    processor = processor_of(pipeline)
+    processor = pipeline.processor
     with pipeline.loader(workers=1) as loader:
         return [pack for batch in loader for pack in rebuild(batch, processor)]
 
@@ -119,7 +118,7 @@ def two(photos: dict[str, bytes], qwen_tokenizer: Path) -> Pipeline:
 
 
 def test_text_loss_and_positions_are_those_of_the_batch(two: Pipeline) -> None:
-    processor = processor_of(two)
+    processor = two.processor
     with two.loader(workers=1) as loader:
         batch = next(loader)
     (pack,) = rebuild(batch, processor)
@@ -255,7 +254,7 @@ def test_a_layout_without_unwrite_says_so(two: Pipeline, monkeypatch: pytest.Mon
 
 
 def test_placeholders_that_do_not_fit_are_counted_as_text(two: Pipeline) -> None:
-    processor = processor_of(two)
+    processor = two.processor
     with two.loader(workers=1) as loader:
         batch = next(loader)
     batch["input_ids"] = batch["input_ids"].clone()
@@ -372,9 +371,3 @@ def test_what_cannot_be_shown(
     result = run(recipe, *arguments)
     assert result.exit_code == 2
     assert said in " ".join(re.sub("[│╭╰─╮╯]", " ", result.output).split())
-
-
-def test_a_recipe_without_a_processor_is_refused() -> None:
-    source = zvl.Mixture({"rows": zvl.from_rows([{"n": 1}])}, seed=1)
-    with pytest.raises(RecipeError, match=r"inspect needs a processor .* got batch$"):
-        processor_of(Pipeline(source, lanes=1, flush_every=4).batch(2))

@@ -20,6 +20,7 @@ from zvl.runners import check_runner
 
 if TYPE_CHECKING:
     from zvl.loader import Loader
+    from zvl.processor import Processor
 
 __all__ = ["Pipeline", "Placed", "make_operator"]
 
@@ -140,6 +141,21 @@ class Pipeline:
         """How many operators plan; those behind materialise: Maps that cannot change the number of items."""
         changing = [i for i, placed in enumerate(self.operators) if isinstance(placed.operator, _CHANGES_COUNT)]
         return changing[-1] + 1 if changing else 0
+
+    @property
+    def processor(self) -> Processor:
+        """The processor of the last operator that has one. RecipeError if none has."""
+        from zvl.processor import Processor
+
+        for placed in reversed(self.operators):
+            found = getattr(placed.operator, "processor", None)
+            if isinstance(found, Processor):
+                return found
+        names = ", ".join(placed.operator.name for placed in self.operators) or "no operators"
+        raise RecipeError(
+            f"expected an operator with a processor, such as tokenize_chat or patchify, got {names}: nothing says what "
+            "ids and patches mean to a model (trainers take model_inputs= instead)"
+        )
 
     def nodes(self) -> tuple[Node, ...]:
         """The operators, named and keyed."""

@@ -20,7 +20,7 @@ from services.chromium import Chromium
 from zvl.cli.demo_recipe import demo_recipe
 from zvl.images.header import probe
 from zvl.images.pixels import decode, resize
-from zvl.inspect import Pack, processor_of, rebuild, take_step, write_page
+from zvl.inspect import Pack, rebuild, take_step, write_page
 from zvl.inspect.rebuild import Picture, Token
 from zvl.ledger import key_parts
 from zvl.pipeline import Pipeline
@@ -43,7 +43,7 @@ def shown(qwen_tokenizer: Path, demo_shards: Path, tmp_path_factory: pytest.Temp
     """A pack of 4,096 tokens of the demo."""
     pipeline = load_recipe(demo_recipe(qwen_tokenizer.parent))
     taken = take_step(pipeline, STEP, dp_rank=LANE, dp_size=pipeline.lanes)
-    (pack,) = (pack for batch in taken.batches for pack in rebuild(batch, processor_of(pipeline)))
+    (pack,) = (pack for batch in taken.batches for pack in rebuild(batch, pipeline.processor))
     path = tmp_path_factory.mktemp("page") / "page.html"
     write_page(path, f"demo, step {STEP}, lane {LANE}", [pack], taken.dropped)
     return Shown(path, pack, pipeline)

@@ -19,7 +19,6 @@ from zvl.trainers._checks import (
     check_vocabulary,
     completes_step,
     data_step,
-    find_processor,
 )
 
 
@@ -52,12 +51,6 @@ def test_evaluation_without_an_end_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"^eval_dataset: the pipeline never ends: give its Mixture passes=zvl.Once"):
         check_finite(toy_pipeline(), "eval_dataset")
     check_finite(toy_pipeline(finite=True), "eval_dataset")
-
-
-def test_the_processor_is_found_or_asked_for() -> None:
-    assert find_processor(pipeline()) == processor()
-    with pytest.raises(RecipeError, match=r"no operator of the pipeline has a processor.*pass model_inputs="):
-        find_processor(toy_pipeline())
 
 
 def test_a_model_that_fits_passes() -> None:

@@ -36,13 +36,14 @@ def inspect(
 
     zvl inspect run.toml --step 3 --html step3.html
     """
-    from zvl.inspect import processor_of, rebuild, take_step, write_page, write_sheet
+    from zvl.inspect import rebuild, take_step, write_page, write_sheet
+    from zvl.inspect.page import counted
     from zvl.recipe import load_recipe
 
     if html is None and png is None:
         raise typer.BadParameter("expected --html FILE, --png FILE or both", param_hint="--html")
     pipeline = load_recipe(recipe)
-    processor = processor_of(pipeline)
+    processor = pipeline.processor
     if lane is not None:
         dp_rank, dp_size = _rank_of(lane, pipeline, dp_size)
     with progress() as bars:
@@ -56,10 +57,10 @@ def inspect(
     title = f"{recipe.stem}, step {step}" + ("" if lane is None else f", lane {lane}")
     if html is not None:
         write_page(html, title, packs, taken.dropped)
-        say(f"{html}: {len(packs)} packs, {html.stat().st_size / 1e6:.1f} MB")
+        say(f"{html}: {counted(len(packs), 'pack')}, {html.stat().st_size / 1e6:.1f} MB")
     if png is not None:
         write_sheet(png, title, packs)
-        say(f"{png}: {len(packs)} packs, {png.stat().st_size / 1e6:.1f} MB")
+        say(f"{png}: {counted(len(packs), 'pack')}, {png.stat().st_size / 1e6:.1f} MB")
 
 
 def _rank_of(lane: int, pipeline: Pipeline, dp_size: int) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from zvl.ledger import key_parts
 from zvl.masking import NO_LOSS
 from zvl.protocols import Pixels
 
-__all__ = ["page", "write_page"]
+__all__ = ["counted", "page", "write_page"]
 
 QUALITIES = (90, 70, 40, 15, 1)
 """Of WebP, from the best."""
@@ -90,8 +90,8 @@ def _totals(packs: Iterable[Pack]) -> str:
     packs = list(packs)
     samples = [sample for pack in packs for sample in pack.samples]
     tokens, places = sum(pack.tokens for pack in packs), sum(pack.length for pack in packs)
-    facts = [_count(len(packs), "pack")] if len(packs) > 1 else []
-    facts += [_count(len(samples), "sample"), _count(sum(len(sample.pictures) for sample in samples), "image")]
+    facts = [counted(len(packs), "pack")] if len(packs) > 1 else []
+    facts += [counted(len(samples), "sample"), counted(sum(len(sample.pictures) for sample in samples), "image")]
     if places:
         facts.append(f"{tokens:,} of {places:,} tokens ({tokens / places:.1%})")
         facts.append(f"{sum(sample.loss_tokens for sample in samples):,} carry loss")
@@ -99,7 +99,8 @@ def _totals(packs: Iterable[Pack]) -> str:
     return " · ".join([*facts, *([f"{masked} masked"] if masked else [])])
 
 
-def _count(count: int, what: str) -> str:
+def counted(count: int, what: str) -> str:
+    """A number of things, in words."""
     return f"{count:,} {what}" + ("" if count == 1 else "s")
 
 
@@ -238,10 +239,10 @@ def _caption(picture: Picture) -> str:
     facts = [f"image {picture.number}"]
     sizes = [f"{pixels.shape[1]} \u00d7 {pixels.shape[0]} px" for pixels in picture.pixels]
     facts.append(" and ".join(sizes) or "not shown: its layout has no unwrite()")
-    facts.append(f"{picture.rows:,} row{'s' if picture.rows != 1 else ''} of pixel_values")
+    facts.append(f"{counted(picture.rows, 'row')} of pixel_values")
     if picture.places.size:
         first, last = picture.places[0], picture.places[-1]
-        facts.append(f"{_count(picture.places.size, 'token')}, {first:,} to {last:,}")
+        facts.append(f"{counted(picture.places.size, 'token')}, {first:,} to {last:,}")
     if picture.grid:
         time, height, width = picture.positions[:, 0].tolist()
         rows, columns = picture.grid
@@ -288,7 +289,7 @@ def _dropped(entries: Sequence[Mapping[str, Any]]) -> str:
     heads = "".join(f"<th>{name}</th>" for name in FIELDS)
     return (
         '<section id="dropped"><h2>Dropped while planning</h2>'
-        f'<p class="facts">{_count(len(entries), "sample")}, in none of these packs</p>'
+        f'<p class="facts">{counted(len(entries), "sample")}, in none of these packs</p>'
         f'<div class="table"><table><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table></div></section>'
     )
 

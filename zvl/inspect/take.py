@@ -13,9 +13,8 @@ from zvl.ledger import read_ledger
 if TYPE_CHECKING:
     from zvl.batch import Batch
     from zvl.pipeline import Pipeline
-    from zvl.processor import Processor
 
-__all__ = ["Taken", "processor_of", "take_step"]
+__all__ = ["Taken", "take_step"]
 
 
 @dataclass(frozen=True)
@@ -46,17 +45,3 @@ def take_step(
     if not batches:
         raise RecipeError(f"step {step}: expected a step of the run, but the data end before it: name an earlier one")
     return Taken(step, batches, dropped)
-
-
-def processor_of(pipeline: Pipeline) -> Processor:
-    """The processor of the pipeline's last operator that has one; RecipeError if none has."""
-    from zvl.processor import Processor
-
-    for placed in reversed(pipeline.operators):
-        found = getattr(placed.operator, "processor", None)
-        if isinstance(found, Processor):
-            return found
-    raise RecipeError(
-        "inspect needs a processor to turn ids and patches back: expected an operator with one, such as tokenize_chat "
-        "or patchify, got " + (", ".join(placed.operator.name for placed in pipeline.operators) or "no operators")
-    )

@@ -24,7 +24,6 @@ __all__ = [
     "check_vocabulary",
     "completes_step",
     "data_step",
-    "find_processor",
 ]
 
 
@@ -56,18 +55,6 @@ def check_finite(pipeline: Pipeline, what: str) -> None:
     """Refuse to evaluate on data without an end."""
     if not pipeline.source.finite:
         raise RecipeError(f"{what}: the pipeline never ends: give its Mixture passes=zvl.Once()")
-
-
-def find_processor(pipeline: Pipeline) -> Processor:
-    """The processor that the pipeline's operators work with."""
-    for placed in reversed(pipeline.operators):
-        found = getattr(placed.operator, "processor", None)
-        if isinstance(found, Processor):
-            return found
-    raise RecipeError(
-        "no operator of the pipeline has a processor, so nothing says how a batch becomes the model's arguments: pass "
-        "model_inputs=, a function (batch, device=, dtype=) that returns them"
-    )
 
 
 def check_model(pipeline: Pipeline, model_inputs: Any, model: Any) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from zvl.batch import Batch
 from zvl.distributed import gather_state
 from zvl.pipeline import Pipeline
-from zvl.trainers._checks import accumulation_steps, completes_step, data_step, find_processor
+from zvl.trainers._checks import accumulation_steps, completes_step, data_step
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,7 @@ class TrainingData:
     def __init__(
         self, pipeline: Pipeline, dp_rank: int, dp_size: int, model_inputs: ModelInputs | None, **loader_options: Any
     ) -> None:
-        self.model_inputs = model_inputs or find_processor(pipeline).model_inputs
+        self.model_inputs = model_inputs or pipeline.processor.model_inputs
         self._take = accumulation_steps(pipeline, dp_size)
         self._dp_size = dp_size
         self._loader = pipeline.loader(dp_rank=dp_rank, dp_size=dp_size, **loader_options)

@@ -18,7 +18,7 @@ from zvl.errors import RecipeError, StateError
 from zvl.loader import Loader
 from zvl.pipeline import Pipeline
 from zvl.sizes import own_lanes
-from zvl.trainers._checks import check_accumulation, check_finite, check_model, check_trained, find_processor
+from zvl.trainers._checks import check_accumulation, check_finite, check_model, check_trained
 from zvl.trainers._data import ModelInputs, weights_dtype
 from zvl.trainers.token_loss import loss as token_loss
 
@@ -64,7 +64,7 @@ class Trainer(transformers.Trainer):
             raise RecipeError(f"train_dataset: expected a zvl.Pipeline, got {type(train_dataset).__name__}")
         self._pipeline = train_dataset
         self._loader_options = dict(loader_options or {})
-        self._model_inputs = model_inputs or find_processor(train_dataset).model_inputs
+        self._model_inputs = model_inputs or train_dataset.processor.model_inputs
         self._loader: Loader | None = None
         self._resume: str | None = None
         self._start: dict[str, Any] = {}
