@@ -1,12 +1,14 @@
-"""The engine plans the lanes whose turn is near."""
+"""The engine plans the lanes whose turn is near, and nothing while the trainer waits for its first step."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 
 import zvl
 
@@ -42,3 +44,43 @@ def test_the_first_batches_do_not_wait_for_all_lanes() -> None:
             # Behind the batches taken: two in the making, and two lanes that plan.
             assert dataset.chunks <= taken + 2 + 2 + 1
         assert sum(1 for _ in loader) == 64 - 10
+
+
+PLANNED: list[int] = []
+BEGUN, ENOUGH = threading.Event(), threading.Event()
+
+
+def see(sample: zvl.Sample) -> zvl.Sample:
+    PLANNED.append(sample["n"])
+    if len(PLANNED) == 100:
+        ENOUGH.set()
+    return sample
+
+
+@dataclass(frozen=True, kw_only=True)
+class Looks(zvl.SplitMap):
+    """The first batch's two parts wait until 100 samples are planned, half a second at most."""
+
+    def begin(self, sample: zvl.Sample) -> tuple[Any, Sequence[Any]]:
+        first = not BEGUN.is_set()
+        BEGUN.set()
+        return sample, [first, first]
+
+    def part(self, state: Any, part: bool) -> bool:
+        return part and ENOUGH.wait(0.5)
+
+    def finish(self, state: Any, outcomes: Sequence[Any]) -> zvl.Sample:
+        return {**state, "enough": outcomes}
+
+
+@pytest.mark.parametrize(("lanes", "planned"), [(1, False), (2, True)])
+def test_nothing_is_planned_while_all_workers_make_the_first_step(lanes: int, planned: bool) -> None:
+    PLANNED.clear()
+    BEGUN.clear()
+    ENOUGH.clear()
+    source = zvl.Mixture({"rows": zvl.from_rows([{"n": n} for n in range(512)])}, seed=1)
+    pipeline = zvl.Pipeline(source, lanes=lanes).map(see).batch(8).apply(Looks())
+    with pipeline.loader(workers=4, prefetch=32) as loader:
+        assert next(loader)["enough"] == [planned, planned]
+        while len(PLANNED) < 100:
+            next(loader)

@@ -199,6 +199,9 @@ class Engine:
         self._keep_plans = keep_plans
         self.peak_bytes = 0
         self._ticket = 0
+        self._first: Future[Sample] | None = None
+        """The first batch, where it is a whole step that all workers share: until the trainer has it, planning and
+        reading further would only take CPUs from it."""
         self._taken: Delivery | None = None
         self._failed = False
         self._closing = False
@@ -297,6 +300,8 @@ class Engine:
     def _pump(self) -> bool:
         """One piece of work; False when there is nothing to do until an event comes."""
         dispatched = self._dispatch()
+        if self._first is not None and not self._first.done():
+            return dispatched
         if not self._able or not self._near(*self._able[0]) or not self._has_room(self._able[0][2]):
             return dispatched
         _, _, feed = heapq.heappop(self._able)
@@ -364,6 +369,9 @@ class Engine:
         if not self._skips():
             # Planning goes before pixels, but for the first batch: the trainer is waiting.
             future = self._materialiser.submit(self._ticket if self._ticket > 1 else URGENT, planned.sample)
+            if self._ticket == 1 and self._materialiser.splits and len(self._feeds) * self._per_step == 1:
+                self._first = future
+                future.add_done_callback(lambda _: self._events.put(self._feeds[0]))
         # The compressed images must not outlive their decoding.
         sample = planned.sample if self._keep_plans else {}
         planned = planned._replace(sample=sample, plan=(*(planned.plan or NO_PLAN)[:-1], complete))

@@ -8,6 +8,7 @@ keeps its own count for each thread, and PyTorch asks OpenMP.
 from __future__ import annotations
 
 import ctypes
+import functools
 import sys
 
 __all__ = ["give_back_memory", "single_threaded"]
@@ -23,9 +24,15 @@ def single_threaded() -> None:
     if torch is None:
         return
     torch.get_num_threads()  # PyTorch sets up every thread at its first question, and would undo what follows
-    library = ctypes.CDLL(torch._C.__file__)  # finds the OpenMP that PyTorch itself is linked to
-    if hasattr(library, "omp_set_num_threads"):
-        library.omp_set_num_threads(1)
+    openmp = _openmp(torch._C.__file__)
+    if hasattr(openmp, "omp_set_num_threads"):
+        openmp.omp_set_num_threads(1)
+
+
+@functools.cache
+def _openmp(torch_library: str) -> ctypes.CDLL:
+    """Finds the OpenMP that PyTorch itself is linked to. Kept: to open it takes as long as to start a thread."""
+    return ctypes.CDLL(torch_library)
 
 
 def give_back_memory() -> None:
