@@ -1,4 +1,4 @@
-"""zvl.groups: how many samples a planning task takes, and where the tasks of a replay run."""
+"""zvl.groups: how many samples a planning task takes, and where it runs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import zvl
 from zvl import groups
 from zvl.digest import batch_digest
-from zvl.groups import Group
+from zvl.groups import Group, Spare
 
 
 @pytest.mark.parametrize(
@@ -66,13 +66,50 @@ def test_where_a_replay_runs(times: Times, then: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(groups, "thread_time", lambda: times.cpu)
     group, found = Group(32, 32), []
     for _ in range(12):
-        found.append(group.here())
+        found.append(group.here(planning_only=True, short=False))
         if found[-1]:
             group.timed_here(times.here, list(range(32)))
         else:
             group.timed(times.on_a_worker, list(range(32)))
     tried_again = times.computed == times.took
     assert found == [True, *[False] * 4, tried_again, *[then] * 6]
+
+
+@pytest.mark.parametrize(
+    ("times", "short", "found"),
+    [
+        pytest.param(Times(3e-4, 3e-4, 3e-4), [], [True] * 6, id="time to spare"),
+        pytest.param(Times(3e-4, 3e-4, 3e-4), [3, 4], [True] * 3 + [False] * 3, id="none, for good"),
+        pytest.param(Times(3e-6, 3e-6, 3e-6), [3, 4], [True] * 6, id="tiny samples"),
+        pytest.param(Times(3e-3, 3e-3, 3e-3), [], [True, True] + [False] * 4, id="heavy samples"),
+        pytest.param(Times(2e-3, 1e-5, 2e-3), [], [True] + [False] * 5, id="tasks wait for a server"),
+    ],
+)
+def test_where_tasks_run_while_batches_are_made(
+    times: Times, short: list[int], found: list[bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(groups, "perf_counter", lambda: times.wall)
+    monkeypatch.setattr(groups, "thread_time", lambda: times.cpu)
+    group = Group(32, 32)
+    for task, expected in enumerate(found):
+        assert group.here(planning_only=False, short=task in short) is expected
+        if expected:
+            group.timed_here(times.here, list(range(32)))
+        else:
+            group.timed(times.on_a_worker, list(range(32)))
+
+
+def test_the_planner_is_short_of_time_when_it_hardly_rests(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(groups, "perf_counter", lambda: now[0])
+    spare = Spare()
+    found = []
+    for rests in (0.2, 0.02, 0.02, 0.2):
+        for _ in range(3):  # it is looked at when more than a quarter of a second has passed
+            now[0] += 0.1
+            spare.rested(rests / 3)
+            found.append(spare.short())
+    assert found == [False] * 5 + [True] * 6 + [False]
 
 
 def test_tasks_that_run_at_once_share_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,16 +150,22 @@ class Where(zvl.Map):
         return sample
 
 
+def same(batch: zvl.Sample) -> zvl.Sample:
+    return batch
+
+
 def test_a_replay_in_the_planners_thread_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = zvl.from_rows([{"n": n} for n in range(4096)])
-    pipeline = zvl.Pipeline(zvl.Mixture({"rows": rows}, seed=3), lanes=2, flush_every=1024).apply(Where()).batch(8)
+    pipeline = (
+        zvl.Pipeline(zvl.Mixture({"rows": rows}, seed=3), lanes=2, flush_every=1024).apply(Where()).batch(8).map(same)
+    )
     with pipeline.loader(workers=2) as loader:
         for _ in range(60):
             next(loader)
         state = loader.state_dict()
         expected = [batch_digest(next(loader)) for _ in range(40)]
     Where.threads.clear()
-    monkeypatch.setattr(Group, "here", lambda self: True)
+    monkeypatch.setattr(Group, "here", lambda self, planning_only, short: planning_only)
     with pipeline.loader(workers=2) as loader:
         loader.load_state_dict(state)
         assert [batch_digest(next(loader)) for _ in range(40)] == expected
@@ -134,7 +177,7 @@ def test_a_replay_in_the_planners_thread_gives_the_same(monkeypatch: pytest.Monk
 def test_calls_whose_number_is_set_stay_on_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = zvl.from_rows([{"n": n} for n in range(512)])
     pipeline = zvl.Pipeline(zvl.Mixture({"rows": rows}, seed=3), lanes=1).apply(Where(), parallelism=2).batch(8)
-    monkeypatch.setattr(Group, "here", lambda self: True)
+    monkeypatch.setattr(Group, "here", lambda self, planning_only, short: planning_only)
     Where.threads.clear()
     with pipeline.loader(workers=2) as loader:
         loader.skip(20)

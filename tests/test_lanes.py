@@ -28,7 +28,7 @@ def test_the_first_tasks_of_a_lane_are_small(depth: int, sizes: list[int]) -> No
         return future
 
     elements: list[Element] = [Mark(0, None), *({"n": n} for n in range(200))]
-    stage = Stage(Clock(), ["map"], here=False)
+    stage = Stage(Clock(), ["map"])
     found = [one["n"] for one in parallel(iter(elements), run, stage, depth, Group(16, 16)) if isinstance(one, dict)]
     assert found == list(range(200))
     assert tasks[: len(sizes)] == sizes
@@ -49,7 +49,7 @@ def test_few_tasks_are_in_flight_unless_they_are_waited_for() -> None:
 
     pending: list[tuple[Future[Any], list[Any]]] = []
     elements: list[Element] = [Mark(0, None), *({"n": n} for n in range(4000))]
-    stage = Stage(Clock(), ["map"], here=False)
+    stage = Stage(Clock(), ["map"])
     ahead: dict[bool, list[int]] = {False: [], True: []}
     for one in parallel(iter(elements), run, stage, 8, Group(16, 16)):
         if isinstance(one, dict):

@@ -11,83 +11,28 @@ import heapq
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from time import perf_counter
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from zvl.batch import Finished
 from zvl.checkpoint import LaneState
 from zvl.elements import Dropped, Planned, Waiting
 from zvl.errors import ZvlError, isolate
+from zvl.events import Delivery, Events, Failure, StepStart
+from zvl.groups import Spare
 from zvl.materialise import Materialiser
 from zvl.operator import Sample
 from zvl.protocols import Runner
+from zvl.runners._native import single_threaded
 from zvl.stalls import Awaited
 from zvl.waits import NO_PLAN, Clock
 
-__all__ = ["Delivery", "Engine", "Events", "Failure", "LaneFeed", "StepStart", "advanced", "end"]
+__all__ = ["Engine", "LaneFeed", "end"]
 
 
 URGENT = -1
 """A priority number in front of planning's 0."""
-
-
-class Delivery(NamedTuple):
-    """A batch on its way: `future` gives its finished sample, or is the batch. None for one that is skipped."""
-
-    planned: Planned
-    step: int
-    future: Future[Sample] | Finished | None
-    states: dict[int, LaneState] | None = None
-    """All lanes' states behind it, where they were made ahead; the batch has its state then."""
-
-
-def advanced(states: Mapping[int, LaneState], planned: Planned) -> dict[int, LaneState]:
-    """All lanes' states behind one more batch."""
-    batches = states[planned.lane].batches + 1
-    return {**states, planned.lane: LaneState(planned.clean, planned.delivered, batches, planned.blocked)}
-
-
-class StepStart(NamedTuple):
-    """A step begins; `has_data` says whether any lane of this rank has a batch for it.
-
-    Where none has, `dropped` are the records of drops behind the lanes' last batches.
-    """
-
-    step: int
-    has_data: bool
-    dropped: tuple[Dropped, ...] = ()
-
-
-class Failure(NamedTuple):
-    """The stream ends here with an error."""
-
-    error: ZvlError
-
-
-class Events(Protocol):
-    """What a loader takes its batches from: an engine here, or in another process."""
-
-    peak_bytes: int
-    """The most bytes that batches took at once; 0 where nobody counts them."""
-
-    @property
-    def threads(self) -> Sequence[threading.Thread]:
-        """Those of this process that plan."""
-
-    def take(self, timeout: float | None = None) -> Delivery | StepStart | Failure:
-        """The next event in order; blocks until there is one. TimeoutError after `timeout` seconds, as far as another
-        thread does the work."""
-
-    def awaited(self) -> Awaited:
-        """The oldest batch that is not there yet."""
-
-    def skip_to(self, step: int) -> None:
-        """Deliver nothing of the steps before that one, as far as it is not in the making already."""
-
-    def close(self) -> None:
-        """End everything it started. Safe to call twice."""
 
 
 class LaneFeed:
@@ -170,6 +115,7 @@ class Engine:
         feeds: Sequence[LaneFeed],
         materialiser: Materialiser,
         blank: Callable[[int], Sample],
+        spare: Spare,
         *,
         window: int,
         reach: int,
@@ -185,6 +131,7 @@ class Engine:
         self._feeds = feeds
         self._materialiser = materialiser
         self._blank = blank
+        self._spare = spare
         self._window = window
         self._ahead = max(1, -(-window // len(feeds)))
         self._per_step = batches_per_step
@@ -274,14 +221,21 @@ class Engine:
         """The planner thread: work while there is any, then sleep until a future or the consumer wakes it."""
         try:
             with isolate(lambda error: ZvlError(f"the planner met an unexpected {type(error).__name__}: {error}")):
+                single_threaded()  # it runs operators, too
                 while not self._closing:
                     if not self._pump():
-                        self._heed(self._events.get())
+                        self._rest()
                         continue
                     while not self._events.empty():
                         self._heed(self._events.get())
         except ZvlError as error:
             self._out.put(Failure(error))
+
+    def _rest(self) -> None:
+        begun = perf_counter()
+        event = self._events.get()
+        self._spare.rested(perf_counter() - begun)
+        self._heed(event)
 
     def _heed(self, event: LaneFeed | Planned) -> None:
         if isinstance(event, Planned):

@@ -1,12 +1,13 @@
-"""Tasks of planning: how many samples they take, and where those of a replay run. The data never depend on it."""
+"""Tasks of planning: how many samples they take, and where they run. The data never depend on it."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from time import perf_counter, thread_time
 from typing import Any, TypeVar
 
-__all__ = ["Group"]
+__all__ = ["Group", "Spare"]
 
 T = TypeVar("T")
 
@@ -19,37 +20,87 @@ TRIED = 128
 GAIN = 0.65
 """The planner's thread is chosen where a sample takes no more there than this part of what it takes on workers."""
 
-WAITS = 0.5
-"""A task that computes for less than this part of its time waits for something, and belongs on workers."""
+WAITS = 0.2
+"""A task that computes for less than this part of its time waits for something, and belongs on workers: if it waits for
+more than `WAITED_S` seconds. Less it may do for a CPU or the interpreter."""
+
+WAITED_S = 0.02
+
+TINY_S = 1e-5
+"""A sample that computes for less keeps Python busy and nothing else: threads gain nothing by it."""
+
+HEAVY_S = 2e-3
+"""One that computes for longer is worth a worker, whatever the planner's thread has to spare."""
+
+
+SPARE = 0.3
+"""The part of its time that the planner's thread should have left."""
+
+LOOKED_S = 0.25
+"""Seconds after which that is looked at again."""
+
+
+class Spare:
+    """Whether the planner's thread has time to spare. Used by that thread alone."""
+
+    def __init__(self) -> None:
+        self._since = perf_counter()
+        self._rested = 0.0
+        self._short = False
+
+    def rested(self, seconds: float) -> None:
+        """It had nothing to do for so long."""
+        self._rested += seconds
+
+    def short(self) -> bool:
+        """Whether it had next to nothing left, when that was last looked at."""
+        now = perf_counter()
+        took = now - self._since
+        if took > LOOKED_S:
+            self._short = self._rested < SPARE * took
+            self._since, self._rested = now, 0.0
+        return self._short
 
 
 class Group:
     """How many samples a planning task takes. `timed` doubles or halves it until a task takes 10 to 50 ms: a future
     costs about 18 µs and a change of thread, which tiny samples share, and slow ones are spread over all workers.
 
-    `here` says where the tasks of a replay run. Nothing but planning goes on then, and where that is Python's own work,
-    threads take turns at the interpreter, which costs more than it gains. The first task is done in the planner's
-    thread (a lane's first batch waits for it anyway), some on workers, then another in the planner's thread; the
-    faster way is kept.
+    `here` says whether the next task should run in the planner's thread. It does while that thread has time to spare:
+    less lies in memory than with tasks on their way, and fewer threads keep caches of their own. In a replay that
+    thread has none. But nothing except planning goes on then, and where that is Python's own work, threads take turns
+    at the interpreter, which costs more than it gains: some tasks run on workers, another in the planner's thread,
+    and the faster way is kept. Tasks that wait for something always run on workers, those of tiny samples never.
     """
 
     def __init__(self, size: int, most: int) -> None:
         self.size = size
         self._most = most
-        self._alone: list[float] = []
-        """Seconds of computing a sample, of tasks in the planner's thread."""
-        self._waits = False
+        self._done_here = 0
+        """Tasks that ran in the planner's thread."""
+        self._alone = math.inf
+        """Seconds of computing a sample, the least of them: the first fill caches."""
+        self._waits = self._crowded = False
         self._beside_s, self._beside = 0.0, 0
         """Seconds of tasks on workers, shared out among those that ran at once, and their samples."""
         self._running = 0
 
-    def here(self) -> bool:
-        """Whether the next task of a replay should run in the planner's thread."""
-        if not self._alone:
+    def here(self, planning_only: bool, short: bool) -> bool:
+        """Where the next task should run. `planning_only`: nothing else goes on, as in a replay; `short`: the planner's
+        thread has no time to spare."""
+        if not self._done_here:  # a lane's first batch waits for the first task anyway
             return True
-        if self._waits or self._beside < TRIED:
+        if self._waits:
             return False
-        return len(self._alone) < 2 or self._alone[-1] < GAIN * self._beside_s / self._beside
+        if self._alone < TINY_S:
+            return True
+        if not planning_only:
+            # For good: once they are on workers, there is time again.
+            self._crowded |= short or (self._done_here > 1 and self._alone > HEAVY_S)
+            return not self._crowded
+        if self._beside < TRIED:
+            return False
+        return self._done_here < 2 or self._alone < GAIN * self._beside_s / self._beside
 
     def timed(self, call: Callable[..., T], *args: Any) -> T:
         """``call(*args)`` in a worker; the last argument is a group."""
@@ -59,7 +110,7 @@ class Group:
         seconds = perf_counter() - begun
         at_once = max(1, at_once, self._running)
         self._running -= 1
-        if self._alone and self._beside < TRIED:
+        if self._beside < TRIED:
             self._beside_s += seconds / at_once
             self._beside += len(args[-1])
         self.took(len(args[-1]), seconds)
@@ -70,10 +121,9 @@ class Group:
         begun, computed = perf_counter(), thread_time()
         found = call(*args)
         seconds, computed = perf_counter() - begun, thread_time() - computed
-        if not self._alone:  # later there is more to wait for: workers, and the interpreter
-            self._waits = computed < WAITS * seconds
-        if len(self._alone) < 2:
-            self._alone.append(computed / len(args[-1]))
+        self._waits |= computed < WAITS * seconds and seconds - computed > WAITED_S
+        self._done_here += 1
+        self._alone = min(self._alone, computed / len(args[-1]))
         self.took(len(args[-1]), seconds)
         return found
 

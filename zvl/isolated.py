@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from zvl import logs
-from zvl.engine import Delivery, Events, StepStart
 from zvl.errors import RecipeError, ZvlError, isolate
+from zvl.events import Delivery, Events, StepStart
 from zvl.explain import memory
 from zvl.isolation.messages import Position, Setup
 from zvl.isolation.pinning import cuda_or_warn

@@ -18,6 +18,7 @@ from zvl.hashing import Rng, hash_ints
 from zvl.masking import blocked_record
 from zvl.nodes import Node
 from zvl.operator import Accumulate, Accumulator, Sample
+from zvl.runners.inline import Done
 from zvl.waits import Clock, Stage
 
 __all__ = ["accumulate", "collect", "parallel"]
@@ -61,6 +62,8 @@ def parallel(
 class _Window:
     """Groups on their way through a stage in one lane, and what stands between them, in order.
 
+    A group that was done in the planner's own thread is handed on at once: it would only lie in memory.
+
     The first groups are smaller and half as many, so that the lane's first batch need not wait for more samples than it
     wants. Two are enough while whoever takes the results is slower: what is done would only lie in memory.
     """
@@ -72,6 +75,8 @@ class _Window:
         self._most = max(self._least, -(-depth // 2))
         """Groups in flight at present."""
         self._running = self._launched = 0
+        self._here = False
+        """Whether the last group was done in the planner's own thread."""
 
     def next_size(self) -> int:
         """How many samples the next group takes."""
@@ -80,7 +85,9 @@ class _Window:
     def launch(self, gathered: list[Element]) -> int:
         """Let those samples go, if there are any; how many the next group takes."""
         if gathered:
-            self.flights.append(self._run(gathered))
+            future = self._run(gathered)
+            self._here = isinstance(future, Done)
+            self.flights.append(future)
             self._launched += len(gathered)
             self._running += 1
         return self.next_size()
@@ -96,14 +103,17 @@ class _Window:
                 self._running -= 1
                 most -= 1
                 error = head.exception()
-                yield from (Failed(error),) if isinstance(error, ZvlError) else self._stage.land(head.result())
+                if isinstance(error, ZvlError):
+                    yield Failed(error)
+                else:
+                    yield from self._stage.land(head.result(), isinstance(head, Done))
             else:
                 self.flights.popleft()
                 yield head
 
     def room(self) -> Iterator[Element]:
         """Hand on and wait until there is room for one more group."""
-        while self._running >= self._most:
+        while self._running >= (1 if self._here else self._most):
             done = self._done()
             if done:
                 self._most = max(self._least, self._most - (done > 1))

@@ -18,8 +18,9 @@ from zvl.blocklist import BlockList
 from zvl.budget import cpu_budget, nbytes
 from zvl.checkpoint import LaneState, restore, to_json
 from zvl.ends import check_alone, compare_block_lists, compare_pixels, find_reducer
-from zvl.engine import Delivery, Engine, Events, Failure, LaneFeed, StepStart, advanced, end
+from zvl.engine import Engine, LaneFeed, end
 from zvl.errors import RecipeError, StateError, ZvlError
+from zvl.events import Delivery, Events, Failure, StepStart, advanced
 from zvl.ledger import Ledger, rank_path
 from zvl.materialise import Materialiser
 from zvl.operator import Sample
@@ -331,6 +332,7 @@ class Loader:
             [self._feed(lane, planner) for lane in self.lanes],
             materialiser,
             pipeline.blank,
+            planner.spare,
             window=window,
             reach=max(window, 2 * workers),
             batches_per_step=pipeline.batches_per_step,

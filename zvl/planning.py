@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from zvl.blocklist import BlockList
 from zvl.checkpoint import LaneState
 from zvl.elements import Element, Planned, Waiting
-from zvl.groups import Group
+from zvl.groups import Group, Spare
 from zvl.lanes import accumulate, collect, parallel
 from zvl.masking import mask_stream, run_leniently
 from zvl.nodes import Node, run_timed
@@ -49,6 +49,8 @@ class Planner:
     """Makes the chains of a rank's lanes. What they share: runners, how far is read ahead, the size of tasks."""
 
     def __init__(self, pipeline: Pipeline, pools: Pools, ahead: ReadAhead, lanes: int) -> None:
+        self.spare = Spare()
+        self._only = pipeline.border == len(pipeline.operators)
         self._pipeline = pipeline
         self._ahead = ahead
         row = max((dataset.row_bytes for dataset in pipeline.source.datasets), default=1)
@@ -82,13 +84,34 @@ class Planner:
             if runner is None:
                 stream = accumulate(stream, nodes[0], lane, newly, clock, skip)
             else:
-                stage = Stage(clock, [node.name for node in nodes], here=isinstance(runner, InlineRunner))
-                submit = partial(_submit, segment, runner, newly, passing)
+                stage = Stage(clock, [node.name for node in nodes])
+                submit = partial(self._submit, segment, runner, stage, newly, passing)
                 stream = parallel(stream, submit, stage, segment.depth, segment.group)
         planned: Iterator[Planned | Waiting] = collect(stream, lane, state.delivered, self._patience)
         if state.delivered:
             planned = _until_new(planned, passing)
         return mask_stream(planned, newly) if newly else planned
+
+    def _submit(
+        self,
+        segment: Segment,
+        runner: Runner,
+        stage: Stage,
+        newly: frozenset[str],
+        passing: Event,
+        elements: list[Element],
+    ) -> Future[tuple[list[Element], list[float]]]:
+        """One task, which may be done here and now. `passing`: what is planned was delivered already."""
+        call: Any = partial(run_leniently, newly) if newly else run_timed
+        nodes, group = segment.nodes, segment.group
+        if runner.remote:  # how long a task takes is not seen from here
+            return runner.submit(PLANNING, call, nodes, elements)
+        if segment.shared and group.here(self._only or passing.is_set(), self.spare.short()):
+            stage.runs_here(True)
+            done = HERE.submit(PLANNING, group.timed_here, call, nodes, elements)
+            stage.runs_here(False)
+            return done
+        return runner.submit(PLANNING, group.timed, call, nodes, elements)
 
     def _skips(self, delivered: int) -> list[int]:
         """For each segment, how many of its first results nobody will see, since those batches were delivered: known of
@@ -110,19 +133,6 @@ def _until_new(planned: Iterator[Planned | Waiting], passing: Event) -> Iterator
         if isinstance(element, Planned):
             passing.clear()
         yield element
-
-
-def _submit(
-    segment: Segment, runner: Runner, newly: frozenset[str], passing: Event, elements: list[Element]
-) -> Future[tuple[list[Element], list[float]]]:
-    """One task. While nothing but planning goes on (`passing`) it may be done here and now."""
-    call: Any = partial(run_leniently, newly) if newly else run_timed
-    nodes, group = segment.nodes, segment.group
-    if runner.remote:  # how long a task takes is not seen from here
-        return runner.submit(PLANNING, call, nodes, elements)
-    if segment.shared and passing.is_set() and group.here():
-        return HERE.submit(PLANNING, group.timed_here, call, nodes, elements)
-    return runner.submit(PLANNING, group.timed, call, nodes, elements)
 
 
 def _patience(pipeline: Pipeline) -> int:

@@ -170,16 +170,20 @@ class Clock:
 
 
 class Stage:
-    """Planning operators that share a task, in one lane. `here`: they run in the planner's own thread."""
+    """Planning operators that share a task, in one lane."""
 
-    def __init__(self, clock: Clock, operators: Sequence[str], here: bool) -> None:
+    def __init__(self, clock: Clock, operators: Sequence[str]) -> None:
         self.on: On = tuple(operators), ""
-        self._clock, self._here = clock, here
+        self._clock = clock
 
-    def land(self, timed: tuple[list[Any], Sequence[float]]) -> list[Any]:
-        """Note the seconds of a group that is done; its elements."""
+    def runs_here(self, runs: bool) -> None:
+        """A task begins in the planner's thread, or has ended: that thread waits for it."""
+        self._clock.on = self.on if runs else None
+
+    def land(self, timed: tuple[list[Any], Sequence[float]], here: bool) -> list[Any]:
+        """Note the seconds of a group that is done, in a worker or `here`, in the planner's thread; its elements."""
         elements, seconds = timed
-        self._clock.spend(self.on, seconds, self._here)
+        self._clock.spend(self.on, seconds, here)
         return elements
 
 

@@ -119,7 +119,7 @@ def _plan(
                 stream = accumulate(stream, node, 0)
         else:
             own = list(group)
-            stage = Stage(Clock(), [node.name for node in own], here=False)
+            stage = Stage(Clock(), [node.name for node in own])
             run = partial(runner.submit, 0, run_timed, own)
             stream = parallel(stream, run, stage, 2 * cpu_budget(), Group(16, 16))
     return stream

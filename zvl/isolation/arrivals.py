@@ -12,7 +12,7 @@ from typing import Protocol
 from zvl.batch import finish
 from zvl.checkpoint import lane_states, to_json
 from zvl.elements import Planned
-from zvl.engine import Delivery, Failure, StepStart, advanced
+from zvl.events import Delivery, Failure, StepStart, advanced
 from zvl.isolation.messages import Position
 from zvl.logs import Notice
 from zvl.runners._settle import attempt

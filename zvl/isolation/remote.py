@@ -14,8 +14,8 @@ from functools import partial
 from typing import Any
 
 from zvl import logs
-from zvl.engine import Delivery, Failure, StepStart
 from zvl.errors import ZvlError
+from zvl.events import Delivery, Failure, StepStart
 from zvl.isolation.arrivals import Ahead, Arrivals, Here, Incoming
 from zvl.isolation.line import Line, meet, start
 from zvl.isolation.messages import Bye, Position, Setup, Skip
@@ -41,7 +41,7 @@ class Died(ZvlError):
 
 
 class Remote:
-    """`zvl.engine.Events` from the loader's process.
+    """`zvl.events.Events` from the loader's process.
 
     The process starts when this is made, and works from `begin` on. `share` is (name, dp_rank) of a shared loader;
     with `cuda` (torch.cuda) its memory is page-locked.

@@ -14,8 +14,8 @@ from typing import Any
 
 from zvl import logs, shared
 from zvl.batch import Finished, with_loss_tokens
-from zvl.engine import Delivery, Events, Failure
 from zvl.errors import StateError, ZvlError, isolate
+from zvl.events import Delivery, Events, Failure
 from zvl.isolation.messages import TAKEN, Bye, Position, Setup, Skip, Welcome
 from zvl.loader import Loader
 from zvl.shared.child import load_here
