@@ -28,6 +28,15 @@ def pid(sample: zvl.Sample) -> zvl.Sample:
     return sample | {"pids": [*sample.get("pids", []), os.getpid()]}
 
 
+def meet(sample: zvl.Sample) -> zvl.Sample:
+    """Waits until as many workers as `n_workers` are in here, ten seconds at most: `met`."""
+    folder, end = Path(sample["folder"]), time.monotonic() + 10
+    (folder / str(os.getpid())).touch()
+    while not (met := len(os.listdir(folder)) >= sample["n_workers"]) and time.monotonic() < end:
+        time.sleep(0.01)
+    return sample | {"met": met}
+
+
 def count_threads(sample: zvl.Sample) -> zvl.Sample:
     """Threads of this process after work with PyTorch and OpenBLAS."""
     import torch

@@ -247,6 +247,18 @@ def test_a_loader_that_nobody_closed_ends_its_workers() -> None:
     assert all(map(wait_for_end, pids))
 
 
+def test_the_first_calls_go_to_all_workers(tmp_path: Path) -> None:
+    """Those that are ready first leave some: what operators load with their first call takes seconds."""
+    nodes = Node.bind([FunctionMap(function=ops.meet)], 1)
+    runner = ProcessRunner(3, Known(nodes))
+    try:
+        given = [sample(n, folder=str(tmp_path), n_workers=3) for n in range(3)]
+        calls = [runner.submit(0, run_nodes, nodes, [one]) for one in given]
+        assert all(call.result(60)[0]["met"] for call in calls)
+    finally:
+        runner.close()
+
+
 def test_calls_that_wait_are_cancelled(tmp_path: Path) -> None:
     runner = ProcessRunner(1, Known(NODES))
     futures = [runner.submit(0, run_nodes, TRAP, [sample(0, trap=(str(tmp_path), 9, "sleep"))]) for _ in range(5)]

@@ -70,25 +70,29 @@ class ProcessRunner:
     def take(self, wait: bool) -> Call | None:
         """The most urgent waiting call; None if there is none, or the end has come.
 
-        A keeper that does not wait leaves as many calls as there are others that do.
+        A keeper that does not wait leaves as many calls as there are others that do, or whose worker starts: what
+        operators load with their first call, all workers should load at once.
         """
         if not wait and self._calls.qsize() <= self._idle:
             return None
-        with self._lock:
-            self._idle += wait
+        self.idle(+wait)
         try:
             call = self._calls.get(wait)[2]
         except queue.Empty:
             return None
         finally:
-            with self._lock:
-                self._idle -= wait
+            self.idle(-wait)
         if call is not None and self.closing:
             call.future.cancel()
         if self.closing:
             self._put_end()
             return None
         return call
+
+    def idle(self, change: int) -> None:
+        """So many more keepers wait for calls, or for a worker that will want some; fewer, if negative."""
+        with self._lock:
+            self._idle += change
 
     def at_work(self) -> list[tuple[str, str]]:
         """(operator, key) of what each worker does that is busy."""
@@ -188,7 +192,7 @@ class _Keeper:
         starts = 0
         while not self._pool.closing:
             try:
-                worker = _Worker(self._pool.setup, self._began)
+                worker = self._start()
                 starts = 0
                 self._worker = worker
                 self._feed(worker)
@@ -204,6 +208,13 @@ class _Keeper:
                 self._pool.restarts += 1
                 self._log_restart()
             self._worker = None
+
+    def _start(self) -> _Worker:
+        self._pool.idle(+1)
+        try:
+            return _Worker(self._pool.setup, self._began)
+        finally:
+            self._pool.idle(-1)
 
     def at_work(self) -> tuple[str, str]:
         """(operator, key) of what its worker does; two empty strings for nothing."""
