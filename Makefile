@@ -80,7 +80,7 @@ test-wheel: setup
 	rm -rf $(WHEEL)/run/*/zvl_*
 	cd $(WHEEL)/run && ZVL_CACHE=$(abspath .cache/zvl) $(WHEEL)/venv/bin/python -m pytest -q -n auto $(WHEEL_TESTS)
 
-# zvl beside other loaders, in an environment of its own: about 40 minutes on 2 idle CPUs, QUICK=1 shows that it runs.
+# zvl beside other loaders, in an environment of its own: about 35 minutes on 2 idle CPUs, QUICK=1 shows that it runs.
 BENCH = benchmarks/.venv
 bench: $(BENCH)/.ready
 	$(BENCH)/bin/python benchmarks/compare.py $(if $(QUICK),--quick --out build/bench-quick)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -47,6 +49,7 @@ def test_the_first_batches_do_not_wait_for_all_lanes() -> None:
 
 
 PLANNED: list[int] = []
+MADE: list[weakref.ref[Any]] = []
 BEGUN, ENOUGH = threading.Event(), threading.Event()
 
 
@@ -70,7 +73,9 @@ class Looks(zvl.SplitMap):
         return part and ENOUGH.wait(0.5)
 
     def finish(self, state: Any, outcomes: Sequence[Any]) -> zvl.Sample:
-        return {**state, "enough": outcomes}
+        pixels = np.zeros(1000)
+        MADE.append(weakref.ref(pixels))
+        return {**state, "enough": outcomes, "pixels": pixels}
 
 
 @pytest.mark.parametrize(("lanes", "planned"), [(1, False), (2, True)])
@@ -84,3 +89,14 @@ def test_nothing_is_planned_while_all_workers_make_the_first_step(lanes: int, pl
         assert next(loader)["enough"] == [planned, planned]
         while len(PLANNED) < 100:
             next(loader)
+
+
+def test_the_first_batch_is_not_kept() -> None:
+    MADE.clear()
+    ENOUGH.set()
+    source = zvl.Mixture({"rows": zvl.from_rows([{"n": n} for n in range(512)])}, seed=1)
+    with zvl.Pipeline(source, lanes=1).batch(8).apply(Looks()).loader(workers=2) as loader:
+        for _ in range(8):
+            next(loader)
+        gc.collect()
+        assert MADE[0]() is None

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import pytest
+import torch
 
 import zvl
 from zvl import groups
@@ -183,3 +184,21 @@ def test_calls_whose_number_is_set_stay_on_workers(monkeypatch: pytest.MonkeyPat
         loader.skip(20)
         next(loader)
     assert {name.rstrip("0123456789") for _, name in Where.threads} == {"zvl-worker-"}
+
+
+def threads_of_pytorch(sample: zvl.Sample) -> zvl.Sample:
+    return sample | {"where": threading.current_thread().name, "torch": torch.get_num_threads()}
+
+
+def test_operators_in_the_planners_thread_have_one_thread_of_pytorch() -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        rows = zvl.from_rows([{"n": n} for n in range(64)])
+        pipeline = zvl.Pipeline(zvl.Mixture({"rows": rows}, seed=3), lanes=1).map(threads_of_pytorch).batch(2)
+        with pipeline.loader(workers=2) as loader:
+            batch = next(loader)
+    finally:
+        torch.set_num_threads(before)
+    assert batch["where"] == ["zvl-planner"] * 2
+    assert batch["torch"].tolist() == [1, 1]

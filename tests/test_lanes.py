@@ -6,6 +6,7 @@ import gc
 import weakref
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ import zvl
 from zvl.elements import Element, Mark, Waiting
 from zvl.groups import Group
 from zvl.lanes import parallel
+from zvl.runners.inline import InlineRunner
 from zvl.waits import Clock, Stage
 
 
@@ -65,6 +67,21 @@ def test_few_tasks_are_in_flight_unless_they_are_waited_for() -> None:
     assert max(ahead[False][500:900]) <= 2 * 16
     assert max(ahead[True][500:]) > 7 * 16
     assert max(ahead[False][-500:]) <= 2 * 16
+
+
+def test_what_is_done_in_the_planners_thread_is_handed_on_at_once() -> None:
+    done = 0
+
+    def call(group: list[Any]) -> tuple[list[Any], list[float]]:
+        nonlocal done
+        done += len(group)
+        return group, [0.0]
+
+    elements: list[Element] = [Mark(0, None), *({"n": n} for n in range(400))]
+    found = parallel(iter(elements), partial(InlineRunner().submit, 0, call), Stage(Clock(), ["map"]), 8, Group(16, 16))
+    ahead = [done - one["n"] for one in found if isinstance(one, dict)]
+    assert len(ahead) == 400
+    assert max(ahead) == 16
 
 
 HELD: list[weakref.ref[Any]] = []

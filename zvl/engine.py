@@ -254,8 +254,10 @@ class Engine:
     def _pump(self) -> bool:
         """One piece of work; False when there is nothing to do until an event comes."""
         dispatched = self._dispatch()
-        if self._first is not None and not self._first.done():
-            return dispatched
+        if self._first is not None:
+            if not self._first.done():
+                return dispatched
+            self._first = None  # it holds the batch
         if not self._able or not self._near(*self._able[0]) or not self._has_room(self._able[0][2]):
             return dispatched
         _, _, feed = heapq.heappop(self._able)
