@@ -15,7 +15,8 @@ TASK_S = 0.01, 0.05
 """Seconds that a planning task should take, at least and at most. Far apart, so that chance does not move sizes."""
 
 TRIED = 128
-"""Samples in tasks on workers that are timed before it is decided where a replay runs."""
+"""Samples in tasks on workers, and behind the first task in the planner's thread, that are timed before it is decided
+where a replay runs: both fill caches with the first ones."""
 
 GAIN = 0.65
 """The planner's thread is chosen where a sample takes no more there than this part of what it takes on workers."""
@@ -78,6 +79,8 @@ class Group:
         self._most = most
         self._done_here = 0
         """Tasks that ran in the planner's thread."""
+        self._alone_in = 0
+        """Samples of those behind the first."""
         self._alone = math.inf
         """Seconds of computing a sample, the least of them: the first fill caches."""
         self._waits = self._crowded = False
@@ -100,7 +103,7 @@ class Group:
             return not self._crowded
         if self._beside < TRIED:
             return False
-        return self._done_here < 2 or self._alone < GAIN * self._beside_s / self._beside
+        return self._alone_in < TRIED or self._alone < GAIN * self._beside_s / self._beside
 
     def timed(self, call: Callable[..., T], *args: Any) -> T:
         """``call(*args)`` in a worker; the last argument is a group."""
@@ -122,6 +125,7 @@ class Group:
         found = call(*args)
         seconds, computed = perf_counter() - begun, thread_time() - computed
         self._waits |= computed < WAITS * seconds and seconds - computed > WAITED_S
+        self._alone_in += len(args[-1]) if self._done_here else 0
         self._done_here += 1
         self._alone = min(self._alone, computed / len(args[-1]))
         self.took(len(args[-1]), seconds)

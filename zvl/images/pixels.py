@@ -185,8 +185,9 @@ def channels_last(memory: Pixels) -> torch.Tensor:
     """(H, W, channels) as PyTorch wants it, (1, channels, H, W), without a copy."""
     import torch
 
-    # The new axis comes first, or its stride would hide that channels are last.
-    return torch.from_numpy(memory).unsqueeze(0).permute(0, 3, 1, 2)
+    # By NumPy, since each of PyTorch's views lets go of the interpreter and has to wait for it. `reshape` gives the new
+    # axis the stride that it should have; with `None` for an index, 0 would hide that channels are last.
+    return torch.from_numpy(memory.reshape(1, *memory.shape).transpose(0, 3, 1, 2))
 
 
 def readable(pixels: Pixels) -> Pixels:

@@ -72,15 +72,15 @@ def cut_quads(pixels: Pixels, patch: int, merge: int, out: Pixels) -> None:
     lines = pixels.reshape(height, 4 * width).view(line).reshape(rows, merge, patch, columns, merge)
     blocks = lines.transpose(0, 3, 1, 4, 2)
     own = columns * merge * merge
-    channels = out.reshape(rows, own, 3, patch * patch)
+    channels = out.reshape(-1, 3, patch * patch)
     step = max(1, CACHED // (4 * own * patch * patch))
     for first in range(0, rows, step):
         some = blocks[first : first + step]
-        target = channels[first : first + step].reshape(-1, 3, patch * patch)
-        patches = scratch("patches", 4 * patch * some.size + 2)[:-2]
-        patches.view(line).reshape(some.shape)[...] = some
-        numbers = colours(patches.reshape(len(target), patch * patch, 4))
-        np.copyto(target, numbers.transpose(1, 0, 2), casting="unsafe")
+        count = some.size // patch
+        memory = scratch("patches", 4 * patch * patch * count + 2)
+        memory[:-2].view(line).reshape(some.shape)[...] = some
+        numbers = np.ndarray((count, 3, patch * patch), "<u4", memory, 0, (4 * patch * patch, 1, 4))  # as in `colours`
+        np.copyto(channels[first * own : first * own + count], numbers, casting="unsafe")
 
 
 def join_blocks(patches: Pixels, grid: tuple[int, int], merge: int) -> Pixels:
