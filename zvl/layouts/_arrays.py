@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["as_tensor", "cut_blocks", "interleaved", "join_blocks", "normalise", "planar", "store_planes"]
 
-CACHED = 256 << 10
+CACHED = 512 << 10
 """Bytes that surely stay in a processor's second cache while they are worked on."""
 
 
