@@ -29,6 +29,10 @@ TEXTS = st.lists(
 ).map("".join)
 
 
+def chosen(backend: Tokenizer) -> Encoder:
+    return encoder_for(backend, bare(backend).to_str())
+
+
 @pytest.fixture(scope="module")
 def backend(qwen_tokenizer: Path) -> Any:
     return plain(load_tokenizer(describe(qwen_tokenizer)).tokenizer.backend_tokenizer)
@@ -36,7 +40,7 @@ def backend(qwen_tokenizer: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def fast(backend: Any) -> Encoder:
-    made = encoder_for(backend)
+    made = chosen(backend)
     assert isinstance(made, Fastokens)
     return made
 
@@ -91,13 +95,13 @@ def bytes_of_gpt2(**token: bool) -> Tokenizer:
 def test_added_tokens_of_every_kind(token: dict[str, bool]) -> None:
     backend = bytes_of_gpt2(**token)
     texts = ["ab <s> ab", "a<s>b", " <s>", "<s> ", "x<s><s> y", "<S>"]
-    assert lists(encoder_for(backend).encode(texts, True)) == lists(HuggingFace(backend).encode(texts, True))
+    assert lists(chosen(backend).encode(texts, True)) == lists(HuggingFace(backend).encode(texts, True))
 
 
 def test_what_fastokens_does_not_know_goes_by_hugging_face(caplog: pytest.LogCaptureFixture) -> None:
     backend = words()
     with caplog.at_level(logging.INFO, "zvl"):
-        encoder = encoder_for(backend)
+        encoder = chosen(backend)
     assert isinstance(encoder, HuggingFace)
     assert [record.__dict__["event"] for record in caplog.records] == ["tokenizer_unknown"]
     backend.enable_padding(length=9)
@@ -113,13 +117,13 @@ def test_one_that_gives_other_ids_is_not_used(
 
     monkeypatch.setattr(encoders, "Fastokens", Wrong)
     with caplog.at_level(logging.INFO, "zvl"):
-        assert isinstance(encoder_for(bytes_of_gpt2()), HuggingFace)
+        assert isinstance(chosen(bytes_of_gpt2()), HuggingFace)
     assert 'fastokens gives others for "The cat sat' in caplog.text
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastokens", None)
-    assert isinstance(encoder_for(bytes_of_gpt2()), HuggingFace)
+    assert isinstance(chosen(bytes_of_gpt2()), HuggingFace)
 
 
 def test_bare_copies_only_what_pads_or_truncates() -> None:

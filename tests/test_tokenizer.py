@@ -92,6 +92,12 @@ def test_padding_and_truncation_settings_do_not_reach_the_ids() -> None:
     assert loaded.sha256 == as_fast(word_tokenizer()).sha256
 
 
+def test_a_loader_does_not_write_the_tokenizer_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded = as_fast(word_tokenizer())
+    monkeypatch.delattr("zvl.tokenizer.bare")  # which of Qwen's makes 33 MB, in every loader's fingerprint
+    assert len(loaded.sha256) == 64
+
+
 def test_one_tokenizer_a_process(qwen_tokenizer: Path) -> None:
     assert load_tokenizer(describe(qwen_tokenizer)) is load_tokenizer(describe(str(qwen_tokenizer)))
 

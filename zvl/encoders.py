@@ -86,10 +86,10 @@ def plain(backend: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
     return copy
 
 
-def encoder_for(backend: tokenizers.Tokenizer) -> Encoder:
-    """The faster of the two that gives what `backend`, without padding and truncation, gives."""
+def encoder_for(backend: tokenizers.Tokenizer, content: str) -> Encoder:
+    """The faster of the two that gives what `backend`, without padding and truncation, gives: what `content` says."""
     given, backend = backend, bare(backend)
-    fast = _fastokens(backend.to_str())
+    fast = _fastokens(content)
     if fast is not None:
         with ThreadPoolExecutor(1) as apart:  # whose cache is not kept
             if apart.submit(_agree, fast, HuggingFace(backend), _probes(backend)).result():
