@@ -80,7 +80,7 @@ def test_where_a_replay_runs(times: Times, then: bool, monkeypatch: pytest.Monke
     ("times", "short", "found"),
     [
         pytest.param(Times(3e-4, 3e-4, 3e-4), [], [True] * 6, id="time to spare"),
-        pytest.param(Times(3e-4, 3e-4, 3e-4), [3, 4], [True] * 3 + [False] * 3, id="none, for good"),
+        pytest.param(Times(3e-4, 3e-4, 3e-4), [3, 4], [True] * 3 + [False] * 3, id="none, for a while"),
         pytest.param(Times(3e-6, 3e-6, 3e-6), [3, 4], [True] * 6, id="tiny samples"),
         pytest.param(Times(3e-3, 3e-3, 3e-3), [], [True, True] + [False] * 4, id="heavy samples"),
         pytest.param(Times(2e-3, 1e-5, 2e-3), [], [True] + [False] * 5, id="tasks wait for a server"),
@@ -98,6 +98,43 @@ def test_where_tasks_run_while_batches_are_made(
             group.timed_here(times.here, list(range(32)))
         else:
             group.timed(times.on_a_worker, list(range(32)))
+
+
+def test_the_planners_thread_is_tried_again_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(groups, "perf_counter", lambda: now[0])
+    group = Group(32, 32)
+    group.timed_here(lambda elements: elements, [1])
+    group._alone = 1e-3
+    away = []
+    for _ in range(3):
+        assert not group.here(planning_only=False, short=True)
+        begun = now[0]
+        while not group.here(planning_only=False, short=False):
+            now[0] += 1.0
+        away.append(now[0] - begun)
+    assert away == [10.0, 20.0, 40.0]
+
+
+@pytest.mark.parametrize(
+    ("waits", "found"),
+    [
+        pytest.param("c c c w c c c c", "h h h h h h h h", id="once, for whatever reason"),
+        pytest.param("c c c w w w w w", "h h h h h h . .", id="from now on"),
+        pytest.param("w w w w c c c c", "h . . . . . . h", id="no more"),
+        pytest.param("w s s s s s s s", "h . . . . . . .", id="in small tasks for less than can be told apart"),
+    ],
+)
+def test_whether_tasks_wait_is_told_by_several(waits: str, found: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"c": Times(3e-4, 3e-4, 3e-4), "w": Times(3e-3, 1e-5, 3e-3), "s": Times(3e-4, 1e-5, 3e-4)}
+    group, where = Group(32, 32), []
+    for kind in waits.split():
+        times = kinds[kind]
+        monkeypatch.setattr(groups, "perf_counter", lambda times=times: times.wall)
+        monkeypatch.setattr(groups, "thread_time", lambda times=times: times.cpu)
+        where.append("h" if group.here(planning_only=False, short=False) else ".")
+        (group.timed_here if where[-1] == "h" else group.timed)(times.here, list(range(32)))
+    assert " ".join(where) == found
 
 
 def test_the_planner_is_short_of_time_when_it_hardly_rests(monkeypatch: pytest.MonkeyPatch) -> None:

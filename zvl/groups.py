@@ -27,6 +27,11 @@ more than `WAITED_S` seconds. Less it may do for a CPU or the interpreter."""
 
 WAITED_S = 0.02
 
+CALLS_IT, MOST_VOTES = 3, 5
+"""Tasks vote on whether they wait, wherever they run: each that does adds a vote, up to so many, each that computes
+takes one away. They do from so many votes on. One is missing at the start: the first task decides, later it takes three
+of them."""
+
 TINY_S = 1e-5
 """A sample that computes for less keeps Python busy and nothing else: threads gain nothing by it."""
 
@@ -39,6 +44,9 @@ SPARE = 0.3
 
 LOOKED_S = 0.25
 """Seconds after which that is looked at again."""
+
+AWAY_S = 10.0
+"""Seconds for which tasks run on workers when it had too little; twice as long each time."""
 
 
 class Spare:
@@ -83,7 +91,9 @@ class Group:
         """Samples of those behind the first."""
         self._alone = math.inf
         """Seconds of computing a sample, the least of them: the first fill caches."""
-        self._waits = self._crowded = False
+        self._back, self._away_s = 0.0, AWAY_S
+        """When the planner's thread is tried again, by `perf_counter`, and for how long it is left after that."""
+        self._votes = CALLS_IT - 1
         self._beside_s, self._beside = 0.0, 0
         """Seconds of tasks on workers, shared out among those that ran at once, and their samples."""
         self._running = 0
@@ -93,14 +103,18 @@ class Group:
         thread has no time to spare."""
         if not self._done_here:  # a lane's first batch waits for the first task anyway
             return True
-        if self._waits:
+        if self._votes >= CALLS_IT:
             return False
         if self._alone < TINY_S:
             return True
         if not planning_only:
-            # For good: once they are on workers, there is time again.
-            self._crowded |= short or (self._done_here > 1 and self._alone > HEAVY_S)
-            return not self._crowded
+            if self._done_here > 1 and self._alone > HEAVY_S:
+                return False
+            now = perf_counter()
+            if short and now >= self._back:
+                # It was the start, or something else on the machine, or it will be so again: on workers nobody knows.
+                self._back, self._away_s = now + self._away_s, 2 * self._away_s
+            return now >= self._back
         if self._beside < TRIED:
             return False
         return self._alone_in < TRIED or self._alone < GAIN * self._beside_s / self._beside
@@ -108,14 +122,15 @@ class Group:
     def timed(self, call: Callable[..., T], *args: Any) -> T:
         """``call(*args)`` in a worker; the last argument is a group."""
         self._running += 1  # where two workers count at once one may be lost: it is an estimate
-        at_once, begun = self._running, perf_counter()
+        at_once, begun, computed = self._running, perf_counter(), thread_time()
         found = call(*args)
-        seconds = perf_counter() - begun
+        seconds, computed = perf_counter() - begun, thread_time() - computed
         at_once = max(1, at_once, self._running)
         self._running -= 1
         if self._beside < TRIED:
             self._beside_s += seconds / at_once
             self._beside += len(args[-1])
+        self._vote(seconds, computed)
         self.took(len(args[-1]), seconds)
         return found
 
@@ -124,12 +139,19 @@ class Group:
         begun, computed = perf_counter(), thread_time()
         found = call(*args)
         seconds, computed = perf_counter() - begun, thread_time() - computed
-        self._waits |= computed < WAITS * seconds and seconds - computed > WAITED_S
+        self._vote(seconds, computed)
         self._alone_in += len(args[-1]) if self._done_here else 0
         self._done_here += 1
         self._alone = min(self._alone, computed / len(args[-1]))
         self.took(len(args[-1]), seconds)
         return found
+
+    def _vote(self, seconds: float, computed: float) -> None:
+        """One task alone may have waited for a machine that did something else."""
+        if computed >= WAITS * seconds:
+            self._votes = max(0, self._votes - 1)
+        elif seconds - computed > WAITED_S:
+            self._votes = min(MOST_VOTES, self._votes + 1)
 
     def took(self, samples: int, seconds: float) -> None:
         """A task of that many samples is done."""
