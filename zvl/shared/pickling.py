@@ -34,7 +34,8 @@ def dumps(
     The caller keeps known objects alive meanwhile.
     """
     file = io.BytesIO()
-    _Pickler(file, known, buffer_callback).dump(value)
+    pickler = _Naming(file, known, buffer_callback) if known else _Pickler(file, 5, buffer_callback=buffer_callback)
+    pickler.dump(value)
     return file.getvalue()
 
 
@@ -62,18 +63,22 @@ def heavy_leaves(value: Any) -> Iterator[Any]:
 
 
 class _Pickler(pickle.Pickler):
-    def __init__(self, file: io.BytesIO, known: Mapping[int, Any], buffer_callback: Any) -> None:
-        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
-        self._known = known
-
-    def persistent_id(self, value: Any) -> Any:
-        return self._known.get(id(value))
-
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, ZvlError):
             cause = "" if value.__cause__ is None else "".join(traceback.format_exception(value.__cause__))
             return _revive, (type(value), value.args, cause)
         return NotImplemented
+
+
+class _Naming(_Pickler):
+    """Apart, since it is asked about every object there is: a batch takes 0.1 ms longer."""
+
+    def __init__(self, file: io.BytesIO, known: Mapping[int, Any], buffer_callback: Any) -> None:
+        super().__init__(file, 5, buffer_callback=buffer_callback)
+        self._known = known
+
+    def persistent_id(self, value: Any) -> Any:
+        return self._known.get(id(value))
 
 
 class _Unpickler(pickle.Unpickler):
