@@ -94,7 +94,7 @@ def test_padding_and_truncation_settings_do_not_reach_the_ids() -> None:
 
 def test_a_loader_does_not_write_the_tokenizer_out_again(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded = as_fast(word_tokenizer())
-    monkeypatch.delattr("zvl.tokenizer.bare")  # which of Qwen's makes 33 MB, in every loader's fingerprint
+    monkeypatch.delattr("zvl.tokenizer.bare")  # without which nothing can be written out: 33 MB of Qwen's
     assert len(loaded.sha256) == 64
 
 

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 __all__ = ["as_tensor", "cut_blocks", "interleaved", "join_blocks", "normalise", "planar", "store_planes"]
 
 CACHED = 512 << 10
-"""Bytes that surely stay in a processor's second cache while they are worked on."""
+"""Bytes that are worked on at a time: most processors have as much of a second cache, and each stretch lets go of the
+interpreter twice."""
 
 
 def planar(pixels: Pixels) -> Pixels:

@@ -71,7 +71,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Naming(_Pickler):
-    """Apart, since it is asked about every object there is: a batch takes 0.1 ms longer."""
+    """Apart, since it is asked about every object there is: a batch takes 68 µs with it, 35 without."""
 
     def __init__(self, file: io.BytesIO, known: Mapping[int, Any], buffer_callback: Any) -> None:
         super().__init__(file, 5, buffer_callback=buffer_callback)
