@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Iterable
 from contextlib import suppress
@@ -29,14 +30,13 @@ __all__ = [
 ACTOR = "ray::Worker"
 """How the command line of an actor of zvl begins (the class in `zvl.runners._ray_actor`)."""
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
-
 
 class Figures(NamedTuple):
     """What a process and its descendants have at a moment."""
 
     megabytes: float
-    """Resident memory; pages that several processes share count for each."""
+    """Resident memory but for pages of files, of which the system maps more and fewer at its own times. Pages that
+    several processes share count for each."""
     threads: int
     descriptors: int
     processes: int
@@ -130,18 +130,19 @@ def figures(pid: int, before: set[str], ray: bool = False) -> Figures:
     """
     below = descendants(pid)
     pids = [pid, *(one for one in below if not ray or command(one).startswith(ACTOR))]
-    pages = threads = descriptors = processes = 0
+    memory = threads = descriptors = processes = 0
     for one in pids:
         try:
-            resident = int(Path(f"/proc/{one}/statm").read_text().split()[1])
+            status = Path(f"/proc/{one}/status").read_text()
+            resident = sum(int(kilobytes) for kilobytes in re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB$", status, re.M))
             tasks, files = len(os.listdir(f"/proc/{one}/task")), len(os.listdir(f"/proc/{one}/fd"))
         except OSError:
             continue
-        pages, threads, descriptors, processes = pages + resident, threads + tasks, descriptors + files, processes + 1
+        memory, threads, descriptors, processes = memory + resident, threads + tasks, descriptors + files, processes + 1
     new = shm() - before
     theirs = _open_elsewhere(new, pids if not ray else [pid, *below])
     left = (new - theirs) & shm()  # what another test has removed meanwhile is nobody's
-    return Figures(pages * PAGE / 1e6, threads, descriptors, processes, len(left))
+    return Figures(memory * 1024 / 1e6, threads, descriptors, processes, len(left))
 
 
 def _open_elsewhere(names: set[str], ours: Iterable[int]) -> set[str]:
